@@ -1,0 +1,52 @@
+"""mmlens: the insides of vision-language models, by name.
+
+Everything below is imported on first use, so that `import mmlens` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "HookedVLM": "mmlens.model.hooked",
+    "Prompt": "mmlens.model.prompt",
+    "ActivationCache": "mmlens.model.cache",
+    "Generation": "mmlens.model.hooked",
+    "Box": "mmlens.evidence.regions",
+    "TokenSet": "mmlens.tokens",
+    "PerExample": "mmlens.tokens",
+    "Task": "mmlens.tasks",
+    "TaskExample": "mmlens.tasks",
+    "load_task": "mmlens.tasks",
+    "HeadScores": "mmlens.scores",
+    "HeadSet": "mmlens.scores",
+    "MMLensError": "mmlens.errors",
+}
+_ROOMS = ("errors", "evidence", "families", "interventions", "metrics", "model", "scan", "scores", "tasks", "tokens")
+
+__all__ = ["__version__", *_HOME]
+
+if TYPE_CHECKING:
+    from mmlens.errors import MMLensError
+    from mmlens.evidence.regions import Box
+    from mmlens.model.cache import ActivationCache
+    from mmlens.model.hooked import Generation, HookedVLM
+    from mmlens.model.prompt import Prompt
+    from mmlens.scores import HeadScores, HeadSet
+    from mmlens.tasks import Task, TaskExample, load_task
+    from mmlens.tokens import PerExample, TokenSet
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    if name in _ROOMS:
+        return importlib.import_module(f"mmlens.{name}")
+    raise AttributeError(f"module 'mmlens' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME, *_ROOMS])

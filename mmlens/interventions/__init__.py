@@ -1,0 +1,5 @@
+"""Interventions: context managers that nest and undo themselves."""
+
+from mmlens.interventions.ablate import MODES, ablate
+
+__all__ = ["MODES", "ablate"]

@@ -1,0 +1,138 @@
+"""What is asked of one model's attention: a stack of requests, merged per layer; nothing asked means plain SDPA."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Address = tuple[str, int]  # ("decoder" | "tower", layer)
+Point = Literal["rot_q", "rot_k", "attn_scores", "pattern"]
+Rows = tuple[tuple[int, ...], ...]  # query columns, one tuple an example
+
+
+@dataclass(frozen=True)
+class HeadEdit:
+    """A change of some query heads that the attention function makes itself."""
+
+    heads: tuple[int, ...]
+    mode: Literal["output_zero", "visual_mask"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """One caller's wishes. `rows` and `heads` narrow scores and patterns of the decoder; None means all."""
+
+    points: Mapping[Address, frozenset[Point]] = field(default_factory=dict)
+    rows: Rows | None = None
+    heads: Mapping[int, tuple[int, ...]] | None = None
+    edits: Mapping[Address, tuple[HeadEdit, ...]] = field(default_factory=dict)
+
+    @property
+    def needs_picture_columns(self) -> bool:
+        """Whether an edit must know which keys are picture tokens."""
+        return any(edit.mode == "visual_mask" for edits in self.edits.values() for edit in edits)
+
+
+@dataclass(frozen=True)
+class LayerAsk:
+    """Everything that is asked of one attention module in this run."""
+
+    points: frozenset[Point]
+    rows: Rows | None
+    heads: tuple[int, ...] | None
+    edits: tuple[HeadEdit, ...]
+
+    @property
+    def explicit(self) -> bool:
+        """Whether scores or patterns must be built."""
+        return bool(self.points & {"attn_scores", "pattern"})
+
+
+class Requests:
+    """The stack of one model, guarded by one lock; `columns` are the picture tokens of the run in progress."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.columns: Tensor | None = None
+        self._stack: list[Request] = []
+        self._live: dict[Address, set[Point]] = {}
+        self._merged: dict[Address, LayerAsk | None] = {}
+
+    @contextmanager
+    def ask(self, request: Request) -> Iterator[None]:
+        """Put a request on the stack for the time of the block."""
+        with self.lock:
+            self._stack.append(request)
+            self._merged.clear()
+        try:
+            yield
+        finally:
+            with self.lock:
+                # By identity: two equal requests may be on the stack, and blocks may end in any order.
+                self._stack = [r for r in self._stack if r is not request]
+                self._merged.clear()
+
+    def ask_live(self, address: Address, point: Point) -> None:
+        """Ask from inside a trace, where a value is wanted only once its read is met; ends with the trace."""
+        self._live.setdefault(address, set()).add(point)
+        self._merged.pop(address, None)
+
+    def end_live(self) -> None:
+        """Forget what a trace asked."""
+        self._live.clear()
+        self._merged.clear()
+
+    @property
+    def tower_points(self) -> bool:
+        """Whether anything inside the tower's attention is asked."""
+        return any(
+            a[0] == "tower" for r in self._stack for a, points in r.points.items() if points
+        ) or any(a[0] == "tower" for a in self._live)
+
+    @property
+    def needs_picture_columns(self) -> bool:
+        """Whether an edit on the stack must know which keys are picture tokens."""
+        return any(r.needs_picture_columns for r in self._stack)
+
+    def at(self, address: Address) -> LayerAsk | None:
+        """What is asked of one attention module; None is the common case."""
+        if address not in self._merged:
+            self._merged[address] = self._merge(address)
+        return self._merged[address]
+
+    def _merge(self, address: Address) -> LayerAsk | None:
+        live = frozenset(self._live.get(address, ()))
+        asking = [r for r in self._stack if r.points.get(address)]
+        points = live.union(*(r.points[address] for r in asking))
+        edits = tuple(edit for r in self._stack for edit in r.edits.get(address, ()))
+        if not points and not edits:
+            return None
+        viewers = [r for r in asking if r.points[address] & {"attn_scores", "pattern"}]
+        whole = bool(live & {"attn_scores", "pattern"}) or address[0] == "tower"
+        rows = None if whole else _merge_rows([r.rows for r in viewers])
+        heads = None if whole else _merge_heads([None if r.heads is None else r.heads.get(address[1], ()) for r in viewers])
+        return LayerAsk(points, rows, heads, edits)
+
+
+def _merge_rows(asked: list[Rows | None]) -> Rows | None:
+    if not asked or any(rows is None for rows in asked):
+        return None
+    return tuple(tuple(sorted(set().union(*example))) for example in zip(*asked))
+
+
+def _merge_heads(asked: list[tuple[int, ...] | None]) -> tuple[int, ...] | None:
+    if not asked or any(heads is None for heads in asked):
+        return None
+    return tuple(sorted(set().union(*asked)))
+
+
+def pad_rows(rows: Rows, device: torch.device | str = "cpu") -> Tensor:
+    """Ragged rows as a (batch, n) tensor, -1 where padded."""
+    width = max(map(len, rows), default=0)
+    return torch.tensor([[*r, *[-1] * (width - len(r))] for r in rows], dtype=torch.long, device=device).view(-1, width)

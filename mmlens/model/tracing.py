@@ -1,0 +1,61 @@
+"""The raw trace block: sites inside it, and the model's lock around it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import nnsight
+from torch import Tensor
+
+from mmlens.errors import HookNotReachedError
+from mmlens.model.sites import Site
+
+if TYPE_CHECKING:
+    from mmlens.model.hooked import HookedVLM
+
+
+class TracedSite:
+    """A site for use inside `vlm.trace(...)`: reading one of attention's insides makes that layer build it."""
+
+    def __init__(self, site: Site, vlm: HookedVLM) -> None:
+        self._site, self._vlm = site, vlm
+        self.name = site.name
+
+    def _announce(self) -> None:
+        if self._site.address is None:
+            return
+        self._vlm.requests.ask_live(self._site.address, self._site.point)
+        if self._site.tower:
+            self._vlm._open().pack_tower(True)
+
+    def read(self) -> Tensor:
+        """The live value; nnsight's own reference, not a copy."""
+        self._announce()
+        return self._site.read()
+
+    def write(self, value: Tensor) -> None:
+        """Put a value in its place."""
+        self._announce()
+        self._site.write(value)
+
+
+def tracer_class(vlm: HookedVLM) -> type:
+    """nnsight's tracer, holding the model's lock and forgetting what the block asked once it is over."""
+
+    class Tracer(nnsight.intervention.tracer.InterleavingTracer):
+        def execute(self, code: Any) -> None:
+            with vlm.requests.lock:
+                try:
+                    super().execute(code)
+                except nnsight.intervention.interleaver.OutOfOrderError as error:
+                    raise HookNotReachedError(
+                        f"inside trace: {error}",
+                        expected="sites read in order of execution, and only those that this input reaches",
+                        fix="order the reads as vlm.hook_names() lists them; tower sites need a picture",
+                    ) from None
+                finally:
+                    vlm.requests.end_live()
+                    if vlm._wrapped is not None:
+                        vlm._wrapped.pack_tower(False)
+
+    return Tracer

@@ -1,0 +1,347 @@
+"""The one loop over examples: scoring heads and judging answers, in a run directory that survives a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from mmlens.errors import OptionError, RunFolderError
+from mmlens.metrics import lift, ram
+from mmlens.model.hooked import HookedVLM
+from mmlens.model.prompt import Prompt
+from mmlens.model.requests import pad_rows
+from mmlens.model.sites import Site
+from mmlens.scores import HeadScores
+from mmlens.tasks.base import Split, Task, TaskExample
+from mmlens.tokens import Group, TokenSet
+
+# Batches are a pure function of the task: their size and padding shift results by rounding.
+BATCH = 20
+METRICS = ("ram", "lift")
+QUERIES = ("question", "subject", "last", "output")
+
+
+def versions() -> dict[str, str]:
+    """Versions of what computes the numbers."""
+    return {name: version(name) for name in ("mmlens", "torch", "transformers", "nnsight")}
+
+
+# ---------------------------------------------------------------------- the loop
+@dataclass(frozen=True)
+class Batch:
+    """Some examples of a task, encoded together."""
+
+    number: int
+    examples: tuple[TaskExample, ...]
+    prompt: Prompt
+
+
+_ENCODED: WeakKeyDictionary[HookedVLM, OrderedDict[str, dict[int, Batch]]] = WeakKeyDictionary()
+
+
+def encode_batch(vlm: HookedVLM, examples: Sequence[TaskExample], *, answers: bool) -> Prompt:
+    """The prompt of some examples, with their subjects and evidence; `answers` teacher-forces the gold answers."""
+    return vlm.prompt(
+        [e.question for e in examples],
+        [list(e.images) for e in examples],
+        subject=[e.subject for e in examples],
+        answer=[e.answer if answers else None for e in examples],
+        evidence=[list(e.evidence) for e in examples],
+        distractors=[list(e.distractors) for e in examples],
+    )
+
+
+def batches(
+    vlm: HookedVLM, task: Task, *, split: Split, n: int | None, seed: int, answers: bool, skip: set[int] | None = None
+) -> Iterator[Batch]:
+    """The task's batches in order, those in `skip` left out; the last few sets stay encoded, for evaluations that
+    differ only in the interventions around them."""
+    examples = task.examples(split, n, seed)
+    key = json.dumps([task.identity(), split, seed, answers, len(examples)], sort_keys=True)
+    kept = _ENCODED.setdefault(vlm, OrderedDict())
+    ready = kept.setdefault(key, {})
+    kept.move_to_end(key)
+    while len(kept) > 4:
+        kept.popitem(last=False)
+    for number, start in enumerate(range(0, len(examples), BATCH)):
+        if skip and number in skip:
+            continue
+        if number not in ready:
+            chunk = tuple(examples[start : start + BATCH])
+            ready[number] = Batch(number, chunk, encode_batch(vlm, chunk, answers=answers))
+        yield ready[number]
+
+
+def track(items: Iterator[Any], *, total: int, what: str) -> Iterator[Any]:
+    """A progress bar on a terminal, nothing elsewhere."""
+    from rich.console import Console
+    from rich.progress import track as rich_track
+
+    console = Console(stderr=True)
+    if not console.is_terminal or total < 2:
+        yield from items
+        return
+    yield from rich_track(items, description=what, total=total, console=console, transient=True)
+
+
+# ---------------------------------------------------------------------- run directories
+class RunFolder:
+    """run.json (what is run, and when and where) and one shard for each batch, written whole or not at all."""
+
+    def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
+        self.folder, self.shards = folder, folder / "shards"
+        described = json.loads(json.dumps(identity))
+        run = folder / "run.json"
+        if run.exists():
+            self._check(run, described)
+        elif folder.exists() and any(folder.iterdir()):
+            raise RunFolderError(
+                f"{folder} is not empty and holds no run.json",
+                expected="a new or empty folder, or the folder of an earlier call of the same scan",
+                fix="give another out=",
+            )
+        self.shards.mkdir(parents=True, exist_ok=True)
+        if not run.exists():
+            started = {"started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "host": platform.node()}
+            _write_json(run, {"identity": described, **started})
+
+    @staticmethod
+    def _check(run: Path, identity: dict[str, Any]) -> None:
+        try:
+            theirs = json.loads(run.read_text())["identity"]
+        except (OSError, ValueError, KeyError) as error:
+            raise RunFolderError(
+                f"{run} cannot be read: {error}", expected="a run.json that mmlens wrote", fix="give another out="
+            ) from None
+        differing = sorted(k for k in {*theirs, *identity} if theirs.get(k) != identity.get(k))
+        if differing:
+            told = "; ".join(f"{k} was {theirs.get(k)!r}, is {identity.get(k)!r}" for k in differing)
+            raise RunFolderError(
+                f"{run.parent} is the folder of another run: {told}",
+                expected="the same model, task and options, to go on",
+                fix="give another out=, or repeat the earlier call",
+            )
+
+    def path(self, number: int) -> Path:
+        """File of a batch's shard."""
+        return self.shards / f"{number:06d}.safetensors"
+
+    def read(self) -> dict[int, tuple[np.ndarray, dict[str, str]]]:
+        """Every whole shard: values and the reasons of NaN rows; broken ones are dropped and computed again."""
+        from safetensors import SafetensorError, safe_open
+
+        found = {}
+        for path in sorted(self.shards.glob("*.safetensors")):
+            try:
+                with safe_open(path, "numpy") as shard:
+                    found[int(path.stem)] = shard.get_tensor("values"), json.loads(shard.metadata()["reasons"])
+            except (SafetensorError, OSError, ValueError, KeyError):
+                path.unlink()
+        return found
+
+    def write(self, number: int, values: np.ndarray, reasons: dict[str, str]) -> None:
+        """Add a batch."""
+        from safetensors.numpy import save
+
+        body = save({"values": np.ascontiguousarray(values)}, {"reasons": json.dumps(reasons, sort_keys=True)})
+        part = self.path(number).with_suffix(".part")
+        part.write_bytes(body)
+        os.replace(part, self.path(number))
+
+
+def _write_json(path: Path, body: Any) -> None:
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(body, indent=1, sort_keys=True))
+    os.replace(part, path)
+
+
+# ---------------------------------------------------------------------- scoring heads
+def scan(
+    vlm: HookedVLM,
+    task: Task,
+    *,
+    metric: str = "ram",
+    query: Group = "question",
+    n: int | None = None,
+    seed: int = 0,
+    split: Split = "rank",
+    out: str | Path | None = None,
+) -> HeadScores:
+    """Score every decoder head over a task's examples.
+
+    Only the query rows of each pattern are built, and only each head's score is kept.
+
+    Parameters
+    ----------
+    metric
+        "ram" (attention mass on the evidence) or "lift" (the same over uniform attention).
+    query
+        Query set Q, any token group; "question", "subject", "last" and "output" are the usual ones.
+    n, seed, split
+        Which examples: the first `n` of a half, drawn with `seed`.
+    out
+        A run directory. Killed and called again, the scan goes on after the last whole batch, to the same bytes.
+
+    Returns
+    -------
+    HeadScores
+        NaN samples (nothing of the evidence left by a crop, a question before its picture) are counted with reasons.
+
+    Raises
+    ------
+    OptionError, TokenGroupError, RunFolderError
+    """
+    if metric not in METRICS:
+        raise OptionError(f"metric={metric!r}", expected=f"one of {', '.join(METRICS)}", fix="see docs/metrics.md")
+    n = task.default_n if n is None else n
+    identity = {
+        "kind": "scan",
+        "model": vlm.identity(),
+        "task": task.identity(),
+        "metric": metric,
+        "query": query if isinstance(query, str | int) else _described(query),
+        "n": n,
+        "seed": seed,
+        "split": split,
+        "batch": BATCH,
+        "versions": versions(),
+    }
+    folder = None if out is None else RunFolder(Path(out), identity)
+    done = {} if folder is None else folder.read()
+    answers = isinstance(query, str) and "output" in query
+    todo = batches(vlm, task, split=split, n=n, seed=seed, answers=answers, skip=set(done))
+    total = -(-n // BATCH)
+    for batch in track(todo, total=total - len(done), what=f"{metric} over {task.name}"):
+        done[batch.number] = _score_batch(vlm, batch, metric, query)
+        if folder is not None:
+            folder.write(batch.number, *done[batch.number])
+    samples = np.concatenate([done[i][0] for i in range(total)])
+    reasons = {str(i * BATCH + int(k)): why for i in range(total) for k, why in done[i][1].items()}
+    scores = HeadScores(samples, json.loads(json.dumps(identity)), "decoder", "query", reasons)
+    if folder is not None:
+        scores.save(folder.folder)
+    return scores
+
+
+def _described(query: Group) -> Any:
+    return query.per_example if isinstance(query, TokenSet) else list(query)
+
+
+def _score_batch(vlm: HookedVLM, batch: Batch, metric: str, query: Group) -> tuple[np.ndarray, dict[str, str]]:
+    prompt = batch.prompt
+    rows = prompt.tokens(query).per_example
+    evidence = [roles.get("evidence", ()) for roles in prompt.roles]
+    reasons = {
+        str(i): why for i, (q, e) in enumerate(zip(rows, evidence)) if (why := _unsound(q, e, batch.examples[i]))
+    }
+    # An unsound example keeps one row, so that the batch stays rectangular; its values are replaced by NaN.
+    safe = tuple(q or prompt.roles[i]["last"] for i, q in enumerate(rows))
+    index = pad_rows(safe)
+    keys = torch.zeros(len(prompt), prompt.n_columns, dtype=torch.bool)
+    for i, columns in enumerate(evidence):
+        keys[i, list(columns)] = True
+    visible = index - torch.tensor([roles["all"][0] for roles in prompt.roles])[:, None] + 1
+    values = torch.full((len(prompt), vlm.n_layers, vlm.n_heads), torch.nan)
+
+    def score(site: Site, pattern: Float[Tensor, "batch head row key"]) -> None:
+        values[:, site.layer] = _METRIC[metric](pattern, index >= 0, keys, visible).cpu()
+
+    vlm.reduce(prompt, {"pattern": score}, rows=list_group(safe))
+    for i in reasons:
+        values[int(i)] = torch.nan
+    return values.numpy(), reasons
+
+
+def list_group(rows: Sequence[Sequence[int]]) -> TokenSet:
+    """Ragged columns as a token group."""
+    return TokenSet.of(*rows)
+
+
+def _unsound(query: Sequence[int], evidence: Sequence[int], example: TaskExample) -> str | None:
+    if not evidence:
+        return "the model sees nothing of the evidence" if example.evidence else "the example has no evidence"
+    if not query:
+        return "the query group is empty"
+    if max(query) < min(evidence):
+        return "every query token stands before the evidence"
+    return None
+
+
+def _lift(
+    pattern: Float[Tensor, "batch head row key"],
+    query: Bool[Tensor, "batch row"],
+    evidence: Bool[Tensor, "batch key"],
+    visible: Tensor,
+) -> Float[Tensor, "batch head"]:
+    return lift(pattern, query, evidence, visible=visible.to(pattern.device))
+
+
+_METRIC: dict[str, Callable[..., Tensor]] = {
+    "ram": lambda pattern, query, evidence, visible: ram(pattern, query, evidence),
+    "lift": _lift,
+}
+
+
+# ---------------------------------------------------------------------- judging answers
+@dataclass(frozen=True)
+class Evaluation:
+    """Accuracy of a model's own answers.
+
+    Attributes
+    ----------
+    accuracy
+        Share of exact matches.
+    n, n_format_failures
+        Examples, and those whose answer is none of the task's candidates.
+    answers
+        What the model said, in order.
+    """
+
+    accuracy: float
+    n: int
+    n_format_failures: int
+    answers: tuple[str, ...] = field(repr=False)
+    gold: tuple[str, ...] = field(repr=False)
+    provenance: dict[str, Any] = field(repr=False, default_factory=dict)
+
+    def __float__(self) -> float:
+        return self.accuracy
+
+
+def evaluate(
+    vlm: HookedVLM, task: Task, *, n: int | None = None, seed: int = 0, split: Split = "judge"
+) -> Evaluation:
+    """Ask the model every question of a half, under whatever interventions are in force; exact match.
+
+    Parameters
+    ----------
+    n, seed, split
+        Which examples. Scans rank on the other half.
+    """
+    n = task.default_n if n is None else n
+    said: list[str] = []
+    gold: list[str] = []
+    longest = max((len(vlm.to_tokens(c)[0]) for c in task.candidates), default=15) + 1
+    todo = batches(vlm, task, split=split, n=n, seed=seed, answers=False)
+    for batch in track(todo, total=-(-n // BATCH), what=f"answers to {task.name}"):
+        said += vlm.generate(batch.prompt, max_new_tokens=longest).text
+        gold += [e.answer for e in batch.examples]
+    right = sum(a == b for a, b in zip(said, gold))
+    wrong_form = sum(bool(task.candidates) and a not in task.candidates for a in said)
+    options = {"n": n, "seed": seed, "split": split, "max_new_tokens": longest}
+    provenance = {"model": vlm.identity(), "task": task.identity(), **options, "versions": versions()}
+    return Evaluation(right / n, n, wrong_form, tuple(said), tuple(gold), provenance)

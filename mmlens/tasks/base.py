@@ -1,0 +1,94 @@
+"""Task: questions with answers and evidence, in two halves: one that ranks, one that judges."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from mmlens.errors import OptionError
+from mmlens.evidence.regions import Box
+
+if TYPE_CHECKING:
+    from mmlens.model.hooked import HookedVLM
+    from mmlens.scan import Evaluation
+
+Split = Literal["rank", "judge"]
+SPLITS: tuple[Split, ...] = ("rank", "judge")
+
+
+@dataclass(frozen=True)
+class TaskExample:
+    """One question about pictures.
+
+    Attributes
+    ----------
+    key
+        Names the example within its task.
+    subject
+        The words of the question that name the asked thing, or None.
+    evidence, distractors
+        Boxes on the first picture: where the answer can be seen, and where other things are.
+    """
+
+    key: str
+    question: str
+    images: tuple[Any, ...] = field(repr=False)
+    answer: str
+    subject: str | None = None
+    evidence: tuple[Box, ...] = ()
+    distractors: tuple[Box, ...] = ()
+
+
+class Task:
+    """A source of examples.
+
+    Attributes
+    ----------
+    name
+        As given to `load_task`.
+    candidates
+        Every answer that is well formed; anything else counts as a format failure.
+    chance
+        Accuracy of guessing.
+    default_n
+        Examples taken when `n` is not given.
+    """
+
+    name: str
+    candidates: tuple[str, ...] = ()
+    chance: float = float("nan")
+    default_n: int = 100
+
+    def examples(self, split: Split, n: int | None = None, seed: int = 0) -> list[TaskExample]:
+        """The first `n` examples of a half; the same arguments give the same examples."""
+        if split not in SPLITS:
+            raise OptionError(
+                f"split={split!r}", expected="'rank' or 'judge'", fix="scans rank, task.evaluate judges; no other half"
+            )
+        n = self.default_n if n is None else n
+        if n < 1:
+            raise OptionError(f"n={n}", expected="at least one example", fix="leave n= out, or ask for more")
+        return [self.example(split, i, seed) for i in range(n)]
+
+    def example(self, split: Split, index: int, seed: int) -> TaskExample:
+        """One example; a pure function of its arguments."""
+        raise NotImplementedError
+
+    def identity(self) -> dict[str, Any]:
+        """What tells this task from others in a result's provenance."""
+        return {"name": self.name}
+
+    def evaluate(
+        self, vlm: HookedVLM, *, n: int | None = None, seed: int = 0, split: Split = "judge"
+    ) -> Evaluation:
+        """Accuracy of the model's own answers; see `mmlens.scan.evaluate`."""
+        from mmlens.scan import evaluate
+
+        return evaluate(vlm, self, n=n, seed=seed, split=split)
+
+
+def example_as_dict(example: TaskExample) -> dict[str, Any]:
+    """An example without its pictures, for JSON."""
+    shown = asdict(example)
+    shown.pop("images")
+    return shown

@@ -1,0 +1,1 @@
+"""The embedded models: how they are made, and their weights as package data."""

@@ -1,0 +1,50 @@
+"""Shapes checked by beartype, no network, one thread; shared models."""
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from jaxtyping import install_import_hook  # noqa: E402
+
+install_import_hook("mmlens", "beartype.beartype")
+
+import pytest  # noqa: E402
+import tiny  # noqa: E402
+import torch  # noqa: E402
+from hypothesis import settings  # noqa: E402
+
+torch.set_num_threads(1)
+settings.register_profile("mmlens", deadline=None, derandomize=True, max_examples=50)
+settings.load_profile("mmlens")
+
+
+@pytest.fixture(params=sorted(tiny.FAMILIES))
+def family(request):
+    """Name of a tiny family."""
+    return request.param
+
+
+@pytest.fixture
+def wrapped(family):
+    """An open HookedVLM of a fresh tiny model."""
+    from mmlens import HookedVLM
+
+    with HookedVLM.from_model(*tiny.FAMILIES[family]()) as vlm:
+        yield vlm
+
+
+@pytest.fixture(scope="session")
+def toy():
+    """The embedded model, open for the whole session; tests leave it as they found it."""
+    from mmlens import HookedVLM
+
+    return HookedVLM.from_pretrained("toy-qwen3-vl")
+
+
+@pytest.fixture(scope="session")
+def scenes():
+    """The shapes task."""
+    from mmlens import load_task
+
+    return load_task("scenes/image")
