@@ -9,6 +9,7 @@ from jaxtyping import install_import_hook  # noqa: E402
 
 install_import_hook("mmlens", "beartype.beartype")
 
+import jaxtyping  # noqa: E402
 import pytest  # noqa: E402
 import tiny  # noqa: E402
 import torch  # noqa: E402
@@ -17,6 +18,14 @@ from hypothesis import settings  # noqa: E402
 torch.set_num_threads(1)
 settings.register_profile("mmlens", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("mmlens")
+
+
+@pytest.fixture
+def as_users():
+    """Without type checks, as in a user's process: what wrong types really meet."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture(params=sorted(tiny.FAMILIES))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from PIL import Image
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
 from transformers import (
     CLIPVisionConfig,
@@ -35,6 +35,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     """Byte-level BPE trained on one line."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     core.train_from_iterator([TEXT], trainers.BpeTrainer(vocab_size=330, special_tokens=SPECIAL, initial_alphabet=alphabet))
     return PreTrainedTokenizerFast(
@@ -62,7 +63,7 @@ def _text(words: PreTrainedTokenizerFast, **more) -> dict:
         num_attention_heads=6,
         num_key_value_heads=2,
         head_dim=8,
-        max_position_embeddings=512,
+        max_position_embeddings=1024,
         pad_token_id=words.pad_token_id,
         bos_token_id=words.bos_token_id,
         eos_token_id=words.eos_token_id,

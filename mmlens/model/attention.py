@@ -167,8 +167,11 @@ def _hide_keys(
         ones = torch.ones_like(q[..., :1]).expand(*q.shape[:-1], 8)  # 8 wide: kernels want aligned heads
         shift = (hidden[:, None, :, None] * (_HIDDEN / scaling / 8)).to(k.dtype).expand(*k.shape[:-1], 8)
         q, k = torch.cat([q, ones], -1), torch.cat([k, shift], -1)
+        # Kernels without an S x S matrix want one width for all three.
+        wide = nn.functional.pad(v, (0, q.shape[-1] - v.shape[-1]))
         causal = call.causal and q.shape[-2] > 1
-        part = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scaling)
+        part = nn.functional.scaled_dot_product_attention(q, k, wide, is_causal=causal, scale=scaling)
+        part = part[..., : v.shape[-1]]
     part = part.transpose(1, 2).masked_fill(~seen[:, :, None, None], 0)
     out = out.clone()
     out[:, :, heads] = part

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from transformers import Qwen3VLForConditionalGeneration, Qwen3VLProcessor
 
 PATCH, MERGE = 8, 2  # pixels, patches: one token is 16 x 16 pixels
+INIT = 0.08  # standard deviation of fresh weights; transformers' 0.02 is too small for widths of 64 and 96
 SPECIAL = (
     "<|endoftext|>",
     "<|im_start|>",
@@ -66,6 +67,7 @@ def build_model(*, seed: int = 0) -> Qwen3VLForConditionalGeneration:
             bos_token_id=ID["<|endoftext|>"],
             eos_token_id=ID["<|im_end|>"],
             tie_word_embeddings=False,
+            initializer_range=INIT,
             rope_parameters=dict(rope_type="default", rope_theta=1e4, mrope_section=[2, 1, 1], mrope_interleaved=True),
         ),
         vision_config=dict(
@@ -80,6 +82,7 @@ def build_model(*, seed: int = 0) -> Qwen3VLForConditionalGeneration:
             out_hidden_size=width,
             num_position_embeddings=256,
             deepstack_visual_indexes=[0, 1],
+            initializer_range=INIT,
         ),
         tie_word_embeddings=False,
         image_token_id=ID["<|image_pad|>"],

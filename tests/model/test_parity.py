@@ -146,11 +146,10 @@ def test_results_sum_to_attention_output(case):
 
 def test_scales_divide_the_stream_into_the_normalized_stream(case):
     family, _, _, cache, _ = case
-    if cache["hook_embed"].dtype == torch.bfloat16:
-        pytest.skip("a quotient of bfloat16 values has no sharp reference")
+    tolerance = 1e-3 if cache["hook_embed"].dtype == torch.float32 else 2e-2
     norm = cache["resid_pre", 1] / cache["ln1.scale", 1]
     ratio = cache["ln1.normalized", 1] / norm
-    assert torch.allclose(ratio, ratio[:, :1].expand_as(ratio), rtol=1e-3)
+    assert torch.allclose(ratio, ratio[:, :1].expand_as(ratio), rtol=tolerance, atol=tolerance)
 
 
 def test_tower_and_decoder_have_names_of_their_own(case):

@@ -1,0 +1,111 @@
+"""Generation with capture says the same, and every step's cache is right."""
+
+import oracle
+import pytest
+import torch
+
+from mmlens.errors import OptionError
+
+
+@pytest.mark.parametrize("case", ["single", "batch"])
+def test_capture_gives_the_same_tokens_as_stock(wrapped, case):
+    prompt = oracle.prompts(wrapped)[case]
+    generation = wrapped.generate(prompt, max_new_tokens=5, names_filter=["pattern", "resid_post", "vision.z", "rot_k"])
+    inputs = wrapped._inputs(prompt)
+    wrapped.close()
+    with torch.no_grad():
+        stock = wrapped.hf.generate(**inputs, max_new_tokens=5, do_sample=False)
+    assert torch.equal(generation.tokens, stock[:, prompt.n_columns :])
+    assert len(generation.steps) == generation.tokens.shape[1]
+    assert len(generation.text) == len(prompt)
+
+
+def test_steps_hold_one_new_row_over_the_whole_cache(wrapped):
+    prompt = oracle.prompts(wrapped)["batch"]
+    generation = wrapped.generate(
+        prompt, max_new_tokens=4, names_filter=["pattern", "rot_k", "vision.z", "resid_post"], rows="last", heads=[1, 2]
+    )
+    n = prompt.n_columns
+    first, *later = generation.steps
+    assert first["pattern", 0].shape == (2, 2, 1, n) and "vision.blocks.0.attn.hook_z" in first
+    for i, step in enumerate(later, 1):
+        assert step["pattern", 0].shape == (2, 2, 1, n + i)
+        assert step["rot_k", 0].shape[1] == n + i and step["resid_post", 2].shape[1] == 1
+        assert (step["pattern", 1].sum(-1) - 1).abs().max() < 1e-5
+        assert "vision.blocks.0.attn.hook_z" not in step
+
+
+def test_step_patterns_equal_one_forward_over_everything(wrapped):
+    prompt = oracle.prompts(wrapped)["single"]
+    generation = wrapped.generate(prompt, max_new_tokens=3, names_filter="pattern")
+    from mmlens.model.encode import append_tokens
+
+    grown = append_tokens(prompt.inputs, [generation.tokens[0, :2].tolist()], pad_id=0)
+    _, cache = wrapped.run_with_cache(grown, "pattern")
+    n = prompt.n_columns
+    for step in (1, 2):
+        for layer in range(3):
+            want = cache["pattern", layer][:, :, n + step - 1, : n + step]
+            assert torch.allclose(generation.steps[step]["pattern", layer][:, :, 0], want, atol=2e-5)
+
+
+def test_nothing_asked_keeps_no_steps(wrapped):
+    assert wrapped.generate(oracle.prompts(wrapped)["single"], max_new_tokens=2).steps == []
+
+
+def test_a_forced_answer_is_not_continued(wrapped):
+    import tiny
+
+    bare = wrapped.prompt("what color is the star?", images=[tiny.picture()])
+    forced = wrapped.prompt("what color is the star?", images=[tiny.picture()], answer="red and blue")
+    assert forced.n_columns == bare.n_columns + 2
+    assert torch.equal(wrapped.generate(bare, max_new_tokens=3).tokens, wrapped.generate(forced, max_new_tokens=3).tokens)
+
+
+def test_early_stop_ends_the_steps(wrapped):
+    prompt = oracle.prompts(wrapped)["single"]
+    end = wrapped.tokenizer.eos_token_id
+
+    def stop(logits, hook):
+        logits[..., end] = 1e4
+
+    with wrapped.hooks([("hook_logits", stop)]):
+        generation = wrapped.generate(prompt, max_new_tokens=6, names_filter="resid_post")
+    assert generation.tokens.tolist() == [[end]] and len(generation.steps) == 1
+
+
+def test_zero_tokens_is_refused(wrapped):
+    with pytest.raises(OptionError):
+        wrapped.generate(oracle.prompts(wrapped)["single"], max_new_tokens=0)
+
+
+@pytest.mark.parametrize("case", ["single", "batch"])
+def test_answer_logprobs_are_the_teacher_forced_sums(wrapped, case):
+    prompt = oracle.prompts(wrapped)[case]
+    answers = ["red", "red and blue", "0123"]
+    got = wrapped.answer_logprobs(prompt, answers)
+    for i in range(len(prompt)):
+        one = prompt[i]
+        for j, answer in enumerate(answers):
+            ids = wrapped.to_tokens(answer)[0]
+            from mmlens.model.encode import append_tokens
+
+            grown = append_tokens(one.inputs, [ids.tolist()], pad_id=0)
+            logits = wrapped(grown)[0].log_softmax(-1)
+            n = one.n_columns
+            want = sum(logits[n - 1 + k, t] for k, t in enumerate(ids))
+            assert torch.allclose(got[i, j], want, atol=2e-4)
+
+
+def test_answer_logprobs_follow_interventions(wrapped):
+    prompt = oracle.prompts(wrapped)["single"]
+    plain = wrapped.answer_logprobs(prompt, ["red", "blue"])
+    with wrapped.ablate([(0, 0), (1, 1), (2, 2)]):
+        cut = wrapped.answer_logprobs(prompt, ["red", "blue"])
+    assert not torch.allclose(plain, cut)
+
+
+@pytest.mark.parametrize("answers", [[], [""], ["red", ""]])
+def test_empty_answers_are_refused(wrapped, answers):
+    with pytest.raises(OptionError):
+        wrapped.answer_logprobs(oracle.prompts(wrapped)["single"], answers)
