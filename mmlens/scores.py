@@ -228,7 +228,7 @@ class HeadScores:
         # Ties by (layer, head), so that a rerun gives the same order.
         return [head for _, head in sorted(scored, key=lambda s: (-s[0] if best else s[0], s[1]))]
 
-    def _count(self, k: int | None, fraction: float | None) -> int:
+    def _count(self, k: int | None, fraction: float | int | None) -> int:
         n = int(np.prod(self.values.shape))
         if (k is None) == (fraction is None):
             raise HeadError(
@@ -250,12 +250,12 @@ class HeadScores:
     def _set(self, heads: list[Head], which: str) -> HeadSet:
         return HeadSet(tuple(heads), *self.values.shape, {**self.provenance, "chosen": which, "k": len(heads)})
 
-    def top(self, *, k: int | None = None, fraction: float | None = None) -> HeadSet:
+    def top(self, *, k: int | None = None, fraction: float | int | None = None) -> HeadSet:
         """The best heads: k of them, or ceil(fraction * all)."""
         n = self._count(k, fraction)
         return self._set(self._ranked(best=True)[:n], "top")
 
-    def bottom(self, *, k: int | None = None, fraction: float | None = None) -> HeadSet:
+    def bottom(self, *, k: int | None = None, fraction: float | int | None = None) -> HeadSet:
         """The worst heads that have a score."""
         n = self._count(k, fraction)
         return self._set(self._ranked(best=False)[:n], "bottom")

@@ -7,7 +7,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from jaxtyping import install_import_hook  # noqa: E402
 
-install_import_hook("mmlens", "beartype.beartype")
+install_import_hook("mmlens", "typecheck.checker")
 
 import jaxtyping  # noqa: E402
 import pytest  # noqa: E402

@@ -136,7 +136,7 @@ class _Call:
 
 
 def _hidden_keys(
-    ask: LayerAsk, columns: Bool[Tensor, "batch key"] | None, n_keys: int
+    ask: LayerAsk, columns: Bool[Tensor, "batch prompt"] | None, n_keys: int
 ) -> tuple[list[int], Bool[Tensor, "batch key"]] | None:
     """The heads that must not see picture keys, and those keys; keys newer than the prompt are text."""
     heads = sorted({h for edit in ask.edits if edit.mode == "visual_mask" for h in edit.heads})

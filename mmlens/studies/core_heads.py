@@ -7,7 +7,12 @@ from dataclasses import asdict, dataclass, field
 from statistics import mean, median
 from typing import Any
 
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
 from mmlens.model.hooked import HookedVLM
+from mmlens.model.prompt import Prompt
 from mmlens.scan import versions
 from mmlens.scores import HeadScores, HeadSet
 from mmlens.tasks.base import Task
@@ -180,3 +185,147 @@ def core_heads(
         protocol,
         provenance,
     )
+
+
+@dataclass(frozen=True)
+class HeadLook:
+    """Where one head looks from the subject words.
+
+    Attributes
+    ----------
+    weights
+        Mean attention of the subject rows on each picture token, in the picture's token order.
+    """
+
+    layer: int
+    head: int
+    ram: float
+    weights: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Story:
+    """One example in full, as the page tells it.
+
+    Attributes
+    ----------
+    tokens
+        (text, role) of every token outside the picture's run; the run is one entry with role "image".
+    cells
+        Source pixels of every picture token.
+    coverage
+        {picture token: fraction of it inside the evidence}.
+    chances
+        (candidate, probability), best first.
+    pattern, pattern_tokens
+        The best head's attention with picture tokens pooled (summed as keys, averaged as queries), and its labels.
+    """
+
+    question: str
+    answer: str
+    said: str
+    image: Any
+    boxes: tuple[tuple[float, float, float, float], ...]
+    tokens: tuple[tuple[str, str], ...]
+    cells: tuple[tuple[float, float, float, float], ...]
+    coverage: dict[int, float]
+    chances: tuple[tuple[str, float], ...]
+    top: tuple[HeadLook, ...]
+    bottom: tuple[HeadLook, ...]
+    pattern: list[list[float]]
+    pattern_tokens: list[str]
+    pool: tuple[int, int]
+
+
+def tell(vlm: HookedVLM, task: Task, result: CoReResult, *, index: int = 0) -> Story:
+    """One example of the judging half, looked into with the heads of a result."""
+    example = task.example("judge", index, result.protocol.seed)
+    prompt = vlm.prompt(
+        example.question,
+        images=list(example.images),
+        subject=example.subject,
+        evidence=list(example.evidence),
+    )
+    best = result.top.heads[0]
+    layers = sorted({layer for layer, _ in (*result.top, *result.bottom)})
+    names = [f"blocks.{layer}.attn.hook_pattern" for layer in layers]
+    _, cache = vlm.run_with_cache(prompt, names)
+    image_columns, subject = list(prompt.tokens("image:0").positions), list(prompt.tokens("subject").positions)
+
+    def look(head: tuple[int, int]) -> HeadLook:
+        weights = cache["pattern", head[0]][0, head[1]][subject][:, image_columns].mean(0)
+        return HeadLook(*head, float(result.ram.values[head]), tuple(weights.tolist()))
+
+    size = prompt.sizes[0]
+    (view,) = vlm.family.views(vlm.processor, prompt.inputs, 0, size)
+    rows, cols = view.rows, view.cols
+    where = prompt.locate(example.evidence[0])
+    coverage = {image_columns.index(c): share for c, share in zip(where.positions, where.coverage[0])}
+    chances = vlm.answer_logprobs(prompt, task.candidates)[0].exp().tolist()
+    pool = (2, 2) if rows % 2 == 0 and cols % 2 == 0 else (1, 1)
+    pattern, labels = pooled_pattern(
+        cache["pattern", best[0]][0, best[1]], vlm.to_str_tokens(prompt), image_columns, (rows, cols), pool
+    )
+    return Story(
+        question=example.question,
+        answer=example.answer,
+        said=vlm.generate(prompt, max_new_tokens=4).text[0],
+        image=prompt.examples[0].images[0],
+        boxes=tuple((b.x0, b.y0, b.x1, b.y1) for b in example.evidence),
+        tokens=_shown_tokens(vlm, prompt),
+        cells=tuple(view.source_box(i) for i in range(rows * cols)),
+        coverage=coverage,
+        chances=tuple(sorted(zip(task.candidates, chances), key=lambda c: -c[1])),
+        top=tuple(look(h) for h in result.top),
+        bottom=tuple(look(h) for h in result.bottom),
+        pattern=[[round(v, 4) for v in row] for row in pattern.tolist()],
+        pattern_tokens=labels,
+        pool=pool,
+    )
+
+
+def pooled_pattern(
+    pattern: Float[Tensor, "pos pos"],
+    tokens: list[str],
+    image_columns: list[int],
+    grid: tuple[int, int],
+    pool: tuple[int, int],
+) -> tuple[Float[Tensor, "n n"], list[str]]:
+    """A head's pattern with the picture's tokens pooled into blocks: keys summed, queries averaged.
+
+    Rows still sum to 1. Returns the pooled pattern and a label for each of its rows.
+    """
+    rows, cols = grid
+    start, n = image_columns[0], rows * cols
+    blocks_across = cols // pool[1]
+    n_blocks = (rows // pool[0]) * blocks_across
+    member = torch.zeros(len(tokens), len(tokens) - n + n_blocks)
+    labels: list[str] = []
+    for column, token in enumerate(tokens):
+        ordinal = column - start
+        if 0 <= ordinal < n:
+            block = (ordinal // cols // pool[0]) * blocks_across + ordinal % cols // pool[1]
+            member[column, start + block] = 1
+            if start + block == len(labels):
+                labels.append(f"[{block // blocks_across},{block % blocks_across}]")
+        else:
+            member[column, len(labels) if ordinal < 0 else column - n + n_blocks] = 1
+            if ordinal < 0:
+                labels.append(token)
+    labels += tokens[start + n :]
+    summed = pattern.float().cpu() @ member
+    return (member / member.sum(0)).T @ summed, labels
+
+
+def _shown_tokens(vlm: HookedVLM, prompt: Prompt) -> tuple[tuple[str, str], ...]:
+    names = vlm.to_str_tokens(prompt)
+    roles = prompt.roles[0]
+    shown: list[tuple[str, str]] = []
+    for column, name in enumerate(names):
+        if column in roles["image"]:
+            if not shown or shown[-1][1] != "image":
+                shown.append((f"{len(roles['image'])} picture tokens", "image"))
+            continue
+        role = next((r for r in ("subject", "question", "system") if column in roles.get(r, ())), "template")
+        shown.append((name.replace("\n", "\u21b5"), role))
+    return tuple(shown)

@@ -48,7 +48,7 @@ class Recipe:
     warmup_learning_rate: float = 3e-3
     weight_decay: float = 0.01
     auxiliary_weight: float = 0.1
-    head_sparsity: float = 8.0
+    head_sparsity: float = 2.0
     short_share: float = 0.25  # of the steps of (3) still in short form
     system_share: float = 0.125  # of the natural sequences that open with a system turn
     warmup_digits_share: float = 0.75

@@ -146,7 +146,7 @@ def test_results_sum_to_attention_output(case):
 
 def test_scales_divide_the_stream_into_the_normalized_stream(case):
     family, _, _, cache, _ = case
-    tolerance = 1e-3 if cache["hook_embed"].dtype == torch.float32 else 2e-2
+    tolerance = 1e-3 if cache["hook_embed"].dtype == torch.float32 else 5e-2
     norm = cache["resid_pre", 1] / cache["ln1.scale", 1]
     ratio = cache["ln1.normalized", 1] / norm
     assert torch.allclose(ratio, ratio[:, :1].expand_as(ratio), rtol=tolerance, atol=tolerance)

@@ -1,0 +1,256 @@
+"""The `mmlens` command: one short function per verb; heavy libraries are imported when a verb runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mmlens.errors import HeadError, MMLensError, OptionError
+
+app = typer.Typer(
+    name="mmlens",
+    help="The insides of vision-language models, by name: score heads, cut them, publish the page.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Model = Annotated[str, typer.Argument(help="Embedded name (toy-qwen3-vl), local folder, or hub id.")]
+TaskName = Annotated[str, typer.Argument(help="Task name; `mmlens models` lists them.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for other programs.")]
+N = Annotated[int | None, typer.Option("--n", help="Examples; default the task's own number.")]
+Seed = Annotated[int, typer.Option(help="Draws the examples, and the controls.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, ...; default the CPU.")]
+
+
+def _load(model: str, device: str | None) -> Any:
+    from transformers.utils import logging
+
+    from mmlens import HookedVLM
+
+    logging.disable_progress_bar()
+    return HookedVLM.from_pretrained(model, device=device)
+
+
+def _print_json(data: Any) -> None:
+    print(json.dumps(data, indent=1, sort_keys=True))
+
+
+def _table(title: str, columns: list[str], rows: list[list[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*columns, title=title, title_justify="left")
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for index.html and results.json.")] = Path("demo"),
+    model: Annotated[str, typer.Option(help="Embedded name, local folder, or hub id.")] = "toy-qwen3-vl",
+    task: Annotated[str, typer.Option(help="Task name.")] = "scenes/image",
+    seed: Seed = 0,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """The whole story on one model: score every head, cut the best, write the page."""
+    from rich.console import Console
+
+    from mmlens.studies.core_heads import Protocol, core_heads, tell
+    from mmlens.tasks import load_task
+    from mmlens.viz.page import write_page
+
+    console = Console(stderr=True, quiet=as_json)
+    with console.status("loading") as status:
+        source = load_task(task)
+        vlm = _load(model, device)
+        result = core_heads(vlm, source, protocol=Protocol(seed=seed), progress=lambda text: status.update(text))
+        status.update("writing the page")
+        command = f"mmlens demo --model {model} --task {task} --seed {seed}"
+        page = write_page(result, tell(vlm, source, result), out / "index.html", command=command)
+    body = result.results()
+    (out / "results.json").write_text(json.dumps(body, indent=1, sort_keys=True))
+    if as_json:
+        _print_json(body)
+        return
+    k = body["k"]
+    rows = [["none", f"{body['accuracy']:.3f}", f"{body['accuracy']:.3f}"]]
+    for kind in ("top", "layer_matched", "random", "bottom", "top_question"):
+        values = [body[mode][kind] for mode in ("visual_mask", "output_zero")]
+        rows.append([kind, *(" ".join(f"{x:.2f}" for x in v) if isinstance(v, list) else f"{v:.3f}" for v in values)])
+    _table(f"accuracy after cutting {k} of {body['n_heads']} heads", ["heads", "visual_mask", "output_zero"], rows)
+    print(f"page: {page}\nresults: {out / 'results.json'}")
+
+
+@app.command()
+def models(as_json: Json = False) -> None:
+    """What ships with mmlens: models, families, tasks."""
+    from mmlens.families import FAMILIES
+    from mmlens.model.loading import embedded_models
+    from mmlens.tasks import TASKS
+
+    found = {
+        "embedded": sorted(embedded_models()),
+        "families": {f.name: list(f.architectures) for f in FAMILIES},
+        "tasks": sorted(TASKS),
+    }
+    if as_json:
+        _print_json(found)
+        return
+    rows = [["embedded model", name, ""] for name in found["embedded"]]
+    rows += [["family", name, ", ".join(classes)] for name, classes in found["families"].items()]
+    rows += [["task", name, ""] for name in found["tasks"]]
+    _table("what ships with mmlens", ["kind", "name", "classes"], rows)
+
+
+@app.command()
+def hooks(
+    model: Model,
+    match: Annotated[str, typer.Option(help="Glob or short name: 'blocks.0.*', 'pattern', 'vision.z'.")] = "*",
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Every hook of a model by name, in order of execution."""
+    vlm = _load(model, device)
+    sites = [vlm.sites.get(name) for name in vlm.hook_names(match)]
+    facts = [
+        {"name": s.name, "axes": list(s.axes), "writable": s.writable, "used": s.used, "needs_picture": s.picture_only}
+        for s in sites
+    ]
+    if as_json:
+        _print_json(facts)
+        return
+    rows = [
+        [f["name"], " ".join(f["axes"]), ("" if f["writable"] else "read only") + ("" if f["used"] else "unused")]
+        for f in facts
+    ]
+    _table(f"{len(facts)} hooks of {model}", ["name", "axes", ""], rows)
+
+
+@app.command()
+def scan(
+    model: Model,
+    task: TaskName = "scenes/image",
+    metric: Annotated[str, typer.Option(help="ram or lift.")] = "ram",
+    query: Annotated[str, typer.Option(help="Token group that asks: question, subject, last, output, ...")] = "question",
+    n: N = None,
+    seed: Seed = 0,
+    split: Annotated[str, typer.Option(help="rank or judge.")] = "rank",
+    out: Annotated[Path | None, typer.Option(help="Run directory; the same call goes on after an interruption.")] = None,
+    top: Annotated[int, typer.Option(help="Heads to print.")] = 10,
+    plot: Annotated[Path | None, typer.Option(help="Also write the head map as HTML.")] = None,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Score every head of a model over a task."""
+    from mmlens.tasks import load_task
+
+    vlm = _load(model, device)
+    scores = vlm.scan(load_task(task), metric=metric, query=query, n=n, seed=seed, split=split, out=out)
+    if plot is not None:
+        scores.plot().save(plot)
+    best = scores.to_pandas().sort_values("rank").head(top)
+    if as_json:
+        _print_json(
+            {
+                "n": len(scores.samples),
+                "n_valid": scores.n_valid,
+                "reasons": dict(scores.reasons),
+                "top": [{k: float(v) if k in ("score", "low", "high") else int(v) for k, v in r.items()} for _, r in best.iterrows()],
+                "provenance": dict(scores.provenance),
+            }
+        )
+        return
+    rows = [
+        [str(int(r["rank"])), f"L{int(r['layer'])} H{int(r['head'])}", f"{r['score']:.4f}", f"{r['low']:.4f} to {r['high']:.4f}"]
+        for _, r in best.iterrows()
+    ]
+    title = f"{metric} over {task}, query {query}: {scores.n_valid} of {len(scores.samples)} examples"
+    _table(title, ["rank", "head", metric, "95 % interval"], rows)
+
+
+def _parse_heads(text: str) -> list[tuple[int, int]]:
+    try:
+        pairs = [tuple(int(x) for x in part.split(".")) for part in text.split(",")]
+        return [(layer, head) for layer, head in pairs]
+    except ValueError:
+        raise HeadError(
+            f"--heads {text!r}", expected="layer.head pairs joined by commas", fix="for example --heads 3.0,3.5,7.11"
+        ) from None
+
+
+@app.command()
+def ablate(
+    model: Model,
+    task: TaskName = "scenes/image",
+    heads: Annotated[str | None, typer.Option(help="layer.head pairs: 3.0,3.5")] = None,
+    scores: Annotated[Path | None, typer.Option(help="Folder of a scan; its best heads are cut.")] = None,
+    k: Annotated[int | None, typer.Option(help="With --scores: how many.")] = None,
+    fraction: Annotated[float | None, typer.Option(help="With --scores: which share of all heads.")] = None,
+    mode: Annotated[str, typer.Option(help="output_zero or visual_mask.")] = "output_zero",
+    draws: Annotated[int, typer.Option(help="Layer-matched and random draws for comparison.")] = 5,
+    n: N = None,
+    seed: Seed = 0,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Cut heads and count the answers again, beside matched controls."""
+    from mmlens.scores import HeadScores, HeadSet
+    from mmlens.tasks import load_task
+
+    if (heads is None) == (scores is None):
+        raise OptionError(
+            f"--heads {heads} with --scores {scores}", expected="exactly one of them", fix="name heads, or a scan's folder"
+        )
+    vlm, source = _load(model, device), load_task(task)
+    if heads is not None:
+        chosen = HeadSet.of(_parse_heads(heads), n_layers=vlm.n_layers, n_heads=vlm.n_heads)
+    else:
+        share = 0.05 if k is None and fraction is None else fraction
+        chosen = HeadScores.load(scores).top(k=k, fraction=share)
+
+    def judge(cut: HeadSet) -> float:
+        with vlm.ablate(cut, mode=mode):
+            return source.evaluate(vlm, n=n, seed=seed).accuracy
+
+    body = {
+        "mode": mode,
+        "heads": [list(h) for h in chosen],
+        "accuracy": source.evaluate(vlm, n=n, seed=seed).accuracy,
+        "cut": judge(chosen),
+        "layer_matched": [judge(chosen.layer_matched(seed=s)) for s in range(draws)],
+        "random": [judge(chosen.random(seed=s)) for s in range(draws)],
+    }
+    if as_json:
+        _print_json(body)
+        return
+    rows = [["none", f"{body['accuracy']:.3f}"], ["these", f"{body['cut']:.3f}"]]
+    rows += [[kind, " ".join(f"{a:.3f}" for a in body[kind])] for kind in ("layer_matched", "random")]
+    _table(f"accuracy on {task} after {mode} of {len(chosen)} heads", ["heads cut", "accuracy"], rows)
+
+
+def main() -> None:
+    """Entry point: our errors become a message and exit code 2, never a traceback."""
+    try:
+        app()
+    except MMLensError as error:
+        if "--json" in sys.argv:
+            _print_json({"error": type(error).__name__, "given": error.given, "expected": error.expected, "fix": error.fix})
+        else:
+            from rich.console import Console
+
+            Console(stderr=True).print(f"{type(error).__name__}: {error}", style="red", markup=False, highlight=False)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print("interrupted; the same call goes on where it stopped (with --out)", file=sys.stderr)
+        raise SystemExit(130) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Figures and pages: one self-contained file each, nothing loaded from elsewhere."""
