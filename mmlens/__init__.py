@@ -14,7 +14,7 @@ _HOME = {
     "HookedVLM": "mmlens.model.hooked",
     "Prompt": "mmlens.model.prompt",
     "ActivationCache": "mmlens.model.cache",
-    "Generation": "mmlens.model.hooked",
+    "Generation": "mmlens.model.decode",
     "Box": "mmlens.evidence.regions",
     "TokenSet": "mmlens.tokens",
     "PerExample": "mmlens.tokens",
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from mmlens.errors import MMLensError
     from mmlens.evidence.regions import Box
     from mmlens.model.cache import ActivationCache
-    from mmlens.model.hooked import Generation, HookedVLM
+    from mmlens.model.decode import Generation
+    from mmlens.model.hooked import HookedVLM
     from mmlens.model.prompt import Prompt
     from mmlens.scores import HeadScores, HeadSet
     from mmlens.tasks import Task, TaskExample, load_task

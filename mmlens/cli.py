@@ -95,7 +95,7 @@ def models(as_json: Json = False) -> None:
     from mmlens.model.loading import embedded_models
     from mmlens.tasks import TASKS
 
-    found = {
+    found: dict[str, Any] = {
         "embedded": sorted(embedded_models()),
         "families": {f.name: list(f.architectures) for f in FAMILIES},
         "tasks": sorted(TASKS),
@@ -138,11 +138,15 @@ def scan(
     model: Model,
     task: TaskName = "scenes/image",
     metric: Annotated[str, typer.Option(help="ram or lift.")] = "ram",
-    query: Annotated[str, typer.Option(help="Token group that asks: question, subject, last, output, ...")] = "question",
+    query: Annotated[
+        str, typer.Option(help="Token group that asks: question, subject, last, output, ...")
+    ] = "question",
     n: N = None,
     seed: Seed = 0,
     split: Annotated[str, typer.Option(help="rank or judge.")] = "rank",
-    out: Annotated[Path | None, typer.Option(help="Run directory; the same call goes on after an interruption.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Run directory; the same call goes on after an interruption.")
+    ] = None,
     top: Annotated[int, typer.Option(help="Heads to print.")] = 10,
     plot: Annotated[Path | None, typer.Option(help="Also write the head map as HTML.")] = None,
     device: Device = None,
@@ -162,13 +166,21 @@ def scan(
                 "n": len(scores.samples),
                 "n_valid": scores.n_valid,
                 "reasons": dict(scores.reasons),
-                "top": [{k: float(v) if k in ("score", "low", "high") else int(v) for k, v in r.items()} for _, r in best.iterrows()],
+                "top": [
+                    {k: float(v) if k in ("score", "low", "high") else int(v) for k, v in r.items()}
+                    for _, r in best.iterrows()
+                ],
                 "provenance": dict(scores.provenance),
             }
         )
         return
     rows = [
-        [str(int(r["rank"])), f"L{int(r['layer'])} H{int(r['head'])}", f"{r['score']:.4f}", f"{r['low']:.4f} to {r['high']:.4f}"]
+        [
+            str(int(r["rank"])),
+            f"L{int(r['layer'])} H{int(r['head'])}",
+            f"{r['score']:.4f}",
+            f"{r['low']:.4f} to {r['high']:.4f}",
+        ]
         for _, r in best.iterrows()
     ]
     title = f"{metric} over {task}, query {query}: {scores.n_valid} of {len(scores.samples)} examples"
@@ -206,12 +218,14 @@ def ablate(
 
     if (heads is None) == (scores is None):
         raise OptionError(
-            f"--heads {heads} with --scores {scores}", expected="exactly one of them", fix="name heads, or a scan's folder"
+            f"--heads {heads} with --scores {scores}",
+            expected="exactly one of them",
+            fix="name heads, or a scan's folder",
         )
     vlm, source = _load(model, device), load_task(task)
     if heads is not None:
         chosen = HeadSet.of(_parse_heads(heads), n_layers=vlm.n_layers, n_heads=vlm.n_heads)
-    else:
+    elif scores is not None:
         share = 0.05 if k is None and fraction is None else fraction
         chosen = HeadScores.load(scores).top(k=k, fraction=share)
 
@@ -219,7 +233,7 @@ def ablate(
         with vlm.ablate(cut, mode=mode):
             return source.evaluate(vlm, n=n, seed=seed).accuracy
 
-    body = {
+    body: dict[str, Any] = {
         "mode": mode,
         "heads": [list(h) for h in chosen],
         "accuracy": source.evaluate(vlm, n=n, seed=seed).accuracy,
@@ -241,7 +255,9 @@ def main() -> None:
         app()
     except MMLensError as error:
         if "--json" in sys.argv:
-            _print_json({"error": type(error).__name__, "given": error.given, "expected": error.expected, "fix": error.fix})
+            _print_json(
+                {"error": type(error).__name__, "given": error.given, "expected": error.expected, "fix": error.fix}
+            )
         else:
             from rich.console import Console
 

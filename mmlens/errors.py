@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from functools import partial
 
 
 class MMLensError(Exception):
@@ -22,6 +23,9 @@ class MMLensError(Exception):
     def __init__(self, given: str, *, expected: str, fix: str) -> None:
         self.given, self.expected, self.fix = given, expected, fix
         super().__init__(given, expected, fix)
+
+    def __reduce__(self) -> tuple:
+        return partial(type(self), expected=self.expected, fix=self.fix), (self.given,)
 
     def __str__(self) -> str:
         page = type(self).__name__

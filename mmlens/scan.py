@@ -114,10 +114,10 @@ class RunFolder:
                 expected="a new or empty folder, or the folder of an earlier call of the same scan",
                 fix="give another out=",
             )
-        self.shards.mkdir(parents=True, exist_ok=True)
         if not run.exists():
             started = {"started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "host": platform.node()}
-            _write_json(run, {"identity": described, **started})
+            body = {"identity": described, **started}
+            _write_whole(run, json.dumps(body, indent=1, sort_keys=True).encode())
 
     @staticmethod
     def _check(run: Path, identity: dict[str, Any]) -> None:
@@ -158,15 +158,22 @@ class RunFolder:
         from safetensors.numpy import save
 
         body = save({"values": np.ascontiguousarray(values)}, {"reasons": json.dumps(reasons, sort_keys=True)})
-        part = self.path(number).with_suffix(".part")
+        _write_whole(self.path(number), body)
+
+
+def _write_whole(path: Path, body: bytes) -> None:
+    """The whole file or none of it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(path.name + ".part")
         part.write_bytes(body)
-        os.replace(part, self.path(number))
-
-
-def _write_json(path: Path, body: Any) -> None:
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(body, indent=1, sort_keys=True))
-    os.replace(part, path)
+        os.replace(part, path)
+    except OSError as error:
+        raise RunFolderError(
+            f"{path} cannot be written: {error}",
+            expected="a folder on a disk with room, that may be written to",
+            fix="make room or give another out=; what was written is whole, and the same call goes on from it",
+        ) from error
 
 
 # ---------------------------------------------------------------------- scoring heads
@@ -237,7 +244,7 @@ def scan(
     return scores
 
 
-def _described(query: Group) -> Any:
+def _described(query: Any) -> Any:
     return query.per_example if isinstance(query, TokenSet) else list(query)
 
 
@@ -261,8 +268,8 @@ def _score_batch(vlm: HookedVLM, batch: Batch, metric: str, query: Group) -> tup
         values[:, site.layer] = _METRIC[metric](pattern, index >= 0, keys, visible).cpu()
 
     vlm.reduce(prompt, {"pattern": score}, rows=list_group(safe))
-    for i in reasons:
-        values[int(i)] = torch.nan
+    for example in reasons:
+        values[int(example)] = torch.nan
     return values.numpy(), reasons
 
 
@@ -322,9 +329,7 @@ class Evaluation:
         return self.accuracy
 
 
-def evaluate(
-    vlm: HookedVLM, task: Task, *, n: int | None = None, seed: int = 0, split: Split = "judge"
-) -> Evaluation:
+def evaluate(vlm: HookedVLM, task: Task, *, n: int | None = None, seed: int = 0, split: Split = "judge") -> Evaluation:
     """Ask the model every question of a half, under whatever interventions are in force; exact match.
 
     Parameters

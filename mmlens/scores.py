@@ -105,7 +105,9 @@ class HeadSet:
     def complement(self) -> HeadSet:
         """Every head that is not in the set."""
         every = [(a, b) for a in range(self.n_layers) for b in range(self.n_heads)]
-        return HeadSet(tuple(h for h in every if h not in set(self.heads)), *self.shape, {"complement_of": dict(self.provenance)})
+        return HeadSet(
+            tuple(h for h in every if h not in set(self.heads)), *self.shape, {"complement_of": dict(self.provenance)}
+        )
 
     def random(self, *, seed: int) -> HeadSet:
         """A control: as many heads, drawn from all the others."""
@@ -222,9 +224,7 @@ class HeadScores:
 
     def _ranked(self, *, best: bool) -> list[Head]:
         values = self.values
-        scored = [
-            (float(values[a, b]), (a, b)) for a, b in np.ndindex(*values.shape) if not np.isnan(values[a, b])
-        ]
+        scored = [(float(values[a, b]), (a, b)) for a, b in np.ndindex(*values.shape) if not np.isnan(values[a, b])]
         # Ties by (layer, head), so that a rerun gives the same order.
         return [head for _, head in sorted(scored, key=lambda s: (-s[0] if best else s[0], s[1]))]
 
@@ -239,7 +239,7 @@ class HeadScores:
                 raise HeadError(f"fraction={fraction}", expected="0 < fraction <= 1", fix="5 % is fraction=0.05")
             k = ceil(fraction * n - 1e-9)
         scored = len(self._ranked(best=True))
-        if not 0 <= k <= scored:
+        if k is None or not 0 <= k <= scored:
             raise HeadError(
                 f"k={k} of {n} heads, of which {scored} have a score",
                 expected=f"0 <= k <= {scored}",
@@ -248,7 +248,8 @@ class HeadScores:
         return k
 
     def _set(self, heads: list[Head], which: str) -> HeadSet:
-        return HeadSet(tuple(heads), *self.values.shape, {**self.provenance, "chosen": which, "k": len(heads)})
+        n_layers, n_heads = self.values.shape
+        return HeadSet(tuple(heads), n_layers, n_heads, {**self.provenance, "chosen": which, "k": len(heads)})
 
     def top(self, *, k: int | None = None, fraction: float | int | None = None) -> HeadSet:
         """The best heads: k of them, or ceil(fraction * all)."""

@@ -108,7 +108,8 @@ def parse_group(text: str) -> tuple[tuple[str, str], ...]:
     >>> parse_group("image-evidence")
     (('+', 'image'), ('-', 'evidence'))
     """
-    terms, at = [], 0
+    terms: list[tuple[str, str]] = []
+    at = 0
     while at < len(text):
         found = _TERM.match(text, at)
         if found is None or (terms and not found[1]):

@@ -58,7 +58,7 @@ def recorded(model, family: str) -> Iterator[dict]:
         for i, b in enumerate(blocks):
             n = f"{prefix}blocks.{i}."
             a, mlp = getattr(b, attn), b.mlp
-            split = lambda h: lambda x: lift(x).reshape(*lift(x).shape[:2], h, d)  # noqa: E731
+            split = lambda h: lambda x: lift(x).reshape(*lift(x).shape[:2], h, d)
             inp(n + "hook_resid_pre", b, lift)
             out(n + "hook_resid_post", b, lift)
             out(n + "hook_attn_out", a, lift)
@@ -73,19 +73,19 @@ def recorded(model, family: str) -> Iterator[dict]:
                 out(n + "mlp.hook_pre_linear", mlp.up_proj, lift)
             if fused:
                 for j, letter in enumerate("qkv"):
-                    part = lambda x, j=j: split(heads)(x[..., j * heads * d : (j + 1) * heads * d])  # noqa: E731
+                    part = lambda x, j=j: split(heads)(x[..., j * heads * d : (j + 1) * heads * d])
                     out(f"{n}attn.hook_{letter}", a.qkv, part)
             else:
                 for letter, h in (("q", heads), ("k", kv), ("v", kv)):
                     out(f"{n}attn.hook_{letter}", getattr(a, f"{letter}_proj"), split(h))
             a.__dict__["_oracle_name"] = n
 
-    same = lambda x: x  # noqa: E731
+    same = lambda x: x
     text = ("self_attn", "o_proj", "input_layernorm", "post_attention_layernorm", "gate_proj", "down_proj", 6, 2, 8)
     stack("", model.model.language_model.layers, *text, same, False)
     if family == "qwen3":
         visual = model.model.visual
-        lift = lambda x: x.unsqueeze(0)  # noqa: E731
+        lift = lambda x: x.unsqueeze(0)
         tower = ("attn", "proj", "norm1", "norm2", "linear_fc1", "linear_fc2", 3, 3, 8)
         stack("vision.", visual.blocks, *tower, lift, True)
         out("projector.hook_out", visual.merger, lift)

@@ -52,7 +52,9 @@ def test_fraction_of_a_hundred_heads_is_exact():
     assert len(scores.top(fraction=0.07)) == 7 and len(scores.top(fraction=0.55)) == 55
 
 
-@pytest.mark.parametrize("options", [{}, dict(k=1, fraction=0.1), dict(k=-1), dict(k=25), dict(fraction=0), dict(fraction=1.1)])
+@pytest.mark.parametrize(
+    "options", [{}, dict(k=1, fraction=0.1), dict(k=-1), dict(k=25), dict(fraction=0), dict(fraction=1.1)]
+)
 def test_contradictory_or_impossible_counts_raise(options):
     with pytest.raises(HeadError):
         _random().top(**options)
@@ -92,7 +94,14 @@ def test_scores_come_back_from_disk_equal(tmp_path):
     scores = HeadScores(_random().samples, {"seed": 3, "metric": "ram"}, reasons={"4": "crop"})
     again = HeadScores.load(scores.save(tmp_path / "run"))
     assert again == scores and again != _random()
-    assert set(json.loads((tmp_path / "run/scores.json").read_text())) == {"tower", "unit", "n", "n_valid", "reasons", "provenance"}
+    assert set(json.loads((tmp_path / "run/scores.json").read_text())) == {
+        "tower",
+        "unit",
+        "n",
+        "n_valid",
+        "reasons",
+        "provenance",
+    }
 
 
 def test_broken_files_are_named(tmp_path):

@@ -47,7 +47,9 @@ def test_a_name_without_meaning_lists_those_that_have():
         _resolve("frame:3")
 
 
-@pytest.mark.parametrize("group", [12, -13, [0, 40], None, 1.5, True, [True], ["last"], PerExample([PerExample(["last"])]), PerExample([])])
+@pytest.mark.parametrize(
+    "group", [12, -13, [0, 40], None, 1.5, True, [True], ["last"], PerExample([PerExample(["last"])]), PerExample([])]
+)
 def test_things_that_are_no_group(group, as_users):
     with pytest.raises(TokenGroupError):
         _resolve(group)

@@ -37,7 +37,9 @@ def tokenizer() -> PreTrainedTokenizerFast:
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    core.train_from_iterator([TEXT], trainers.BpeTrainer(vocab_size=330, special_tokens=SPECIAL, initial_alphabet=alphabet))
+    core.train_from_iterator(
+        [TEXT], trainers.BpeTrainer(vocab_size=330, special_tokens=SPECIAL, initial_alphabet=alphabet)
+    )
     return PreTrainedTokenizerFast(
         tokenizer_object=core,
         pad_token="<pad>",
@@ -75,7 +77,7 @@ def _text(words: PreTrainedTokenizerFast, **more) -> dict:
 def sharpen(model: nn.Module, seed: int = 0) -> nn.Module:
     """Random biases and gains, and query/key weights large enough for peaked attention."""
     generator = torch.Generator().manual_seed(seed)
-    noise = lambda p: torch.randn(p.shape, generator=generator)  # noqa: E731
+    noise = lambda p: torch.randn(p.shape, generator=generator)
     with torch.no_grad():
         for name, p in model.named_parameters():
             if p.ndim == 1 and name.endswith("bias"):

@@ -33,7 +33,9 @@ class View:
         across = _overlaps(x0 / self.cell, x1 / self.cell, self.cols)
         down = _overlaps(y0 / self.cell, y1 / self.cell, self.rows)
         return {
-            self.first + r * self.cols + c: part_y * part_x for r, part_y in down.items() for c, part_x in across.items()
+            self.first + r * self.cols + c: part_y * part_x
+            for r, part_y in down.items()
+            for c, part_x in across.items()
         }
 
     def source_box(self, token: int) -> tuple[float, float, float, float]:

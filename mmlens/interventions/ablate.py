@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from mmlens.errors import OptionError
-from mmlens.model.requests import HeadEdit, Request
+from mmlens.model.requests import HeadEdit, Mode, Request
 
 if TYPE_CHECKING:
     from mmlens.model.hooked import HookedVLM
 
-MODES = ("output_zero", "visual_mask")
+MODES: tuple[Mode, ...] = get_args(Mode)
 
 
 @contextmanager
@@ -45,7 +45,7 @@ def ablate(vlm: HookedVLM, heads: Any, *, mode: str = "output_zero") -> Iterator
     if mode not in MODES:
         raise OptionError(f"mode={mode!r}", expected=f"one of {', '.join(MODES)}", fix="see docs/interventions.md")
     table = vlm.head_table(heads)
-    edits = {("decoder", layer): (HeadEdit(chosen, mode),) for layer, chosen in table.items() if chosen}
+    edits = {("decoder", layer): (HeadEdit(chosen, cast(Mode, mode)),) for layer, chosen in table.items() if chosen}
     with ExitStack() as stack:
         if mode == "visual_mask" and edits:
             stack.enter_context(vlm.picture_columns())

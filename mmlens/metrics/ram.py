@@ -12,9 +12,7 @@ from torch import Tensor
 Chosen = Union[Bool[Tensor, "*batch axis"], Sequence[int], None]
 
 
-def ram(
-    pattern: Float[Tensor, "*batch head row key"], query: Chosen, evidence: Chosen
-) -> Float[Tensor, "*batch head"]:
+def ram(pattern: Float[Tensor, "*batch head row key"], query: Chosen, evidence: Chosen) -> Float[Tensor, "*batch head"]:
     """RAM of each query head.
 
     RAM[h] = (1 / |Q|) * sum_{x in Q} sum_{y in Omega} A[h, x, y]
@@ -84,7 +82,7 @@ def lift(
     return ram(pattern, query, evidence) / expected
 
 
-def macro_mean(samples: Float[Tensor, "sample *rest"]) -> Float[Tensor, "*rest"]:
+def macro_mean(samples: Float[Tensor, sample * rest]) -> Float[Tensor, "*rest"]:
     """Mean over samples, each counting once however many query rows it had; NaN samples are left out."""
     return samples.nanmean(0)
 

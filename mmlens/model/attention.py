@@ -28,6 +28,7 @@ class HookPoint(nn.Module):
     """An identity that the tracing engine can see."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """The value itself."""
         return x
 
 
@@ -54,7 +55,7 @@ def detach(module: nn.Module) -> None:
 
 
 def attention(
-    module: nn.Module,
+    module: Any,
     query: Float[Tensor, "batch head query d_head"],
     key: Float[Tensor, "batch kv_head key d_head"],
     value: Float[Tensor, "batch kv_head key d_value"],
@@ -68,7 +69,7 @@ def attention(
     call = _Call(module, attention_mask, dropout, scaling, is_causal, kwargs)
     link: Link | None = module.__dict__.get(_LINK)
     ask = None if link is None else link.requests.at(link.address)
-    if ask is None:
+    if link is None or ask is None:
         return call.sdpa(query, key, value), None
     if "rot_q" in ask.points:
         query = module.hook_rot_q(query)
@@ -188,7 +189,7 @@ def _sees_any(call: _Call, keys: Bool[Tensor, "batch key"], n_queries: int) -> B
     return (counts[:, -1:] > 0).expand(-1, n_queries)
 
 
-def _open(mask: Tensor) -> Bool[Tensor, "..."]:
+def _open(mask: Tensor) -> Bool[Tensor, ...]:
     """Where a boolean or additive mask lets a query look."""
     return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
 
@@ -205,7 +206,7 @@ def _explicit(
     """Scores and pattern through their hook points; `out` is touched only where somebody changed them."""
     call.refuse_unknown()
     if call.lengths is not None:
-        return _explicit_packed(call, query, key, value, out)
+        return _explicit_packed(call, call.lengths, query, key, value, out)
     n_queries, n_keys = query.shape[-2], key.shape[-2]
     # Rows are prompt columns: while decoding against a cache there is one new row, and it is kept whole.
     rows = ask.rows if n_queries == n_keys else None
@@ -274,7 +275,7 @@ def _softmax(scores: Tensor) -> Tensor:
     return torch.softmax(scores.float(), -1).masked_fill(empty, 0)
 
 
-def _through_points(module: nn.Module, scores: Tensor) -> tuple[Tensor, bool]:
+def _through_points(module: Any, scores: Tensor) -> tuple[Tensor, bool]:
     """Pass scores, then the pattern they give, to whoever waits; tells whether either was changed."""
     scores_version = scores._version
     given = module.hook_attn_scores(scores)
@@ -301,9 +302,8 @@ def _overwrite(
     return out
 
 
-def _explicit_packed(call: _Call, query: Tensor, key: Tensor, value: Tensor, out: Tensor) -> Tensor:
+def _explicit_packed(call: _Call, lengths: list[int], query: Tensor, key: Tensor, value: Tensor, out: Tensor) -> Tensor:
     """A packed tower: (segment, head, query, key), zero-padded to the longest segment."""
-    lengths = call.lengths
     longest = max(lengths)
     scaling = query.shape[-1] ** -0.5 if call.scaling is None else call.scaling
     scores = query.new_full((len(lengths), query.shape[1], longest, longest), float("-inf"), dtype=torch.float32)

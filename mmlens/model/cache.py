@@ -53,8 +53,7 @@ class ActivationCache(Mapping[str, Tensor]):
 
     def _name(self, key: str | tuple[str, int]) -> str:
         if isinstance(key, tuple):
-            short, layer, *room = key
-            return self._sites.layer(".".join([*room, short]), layer).name
+            return self._sites.layer(*key).name
         if key in self._values or key in self._sites.by_name:
             return key
         matched = self._sites.match(key)
@@ -73,6 +72,8 @@ class ActivationCache(Mapping[str, Tensor]):
         return len(self._values)
 
     def __contains__(self, key: object) -> bool:
+        if not isinstance(key, str | tuple):
+            return False
         try:
             return self._name(key) in self._values
         except UnknownHookError:

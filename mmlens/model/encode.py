@@ -64,9 +64,7 @@ def make_examples(
                 fix=f"{name}=[...] in the order of the questions",
             )
         columns[name] = value
-    return [
-        make_examples(q, **{k: v[i] for k, v in columns.items()}, system=system)[0] for i, q in enumerate(question)
-    ]
+    return [make_examples(q, **{k: v[i] for k, v in columns.items()}, system=system)[0] for i, q in enumerate(question)]
 
 
 def _is_chat(question: Any) -> bool:
@@ -313,7 +311,7 @@ def _subject_span(example: Example, question: list[Span]) -> Span:
             )
         low = text.index(example.subject)
         high = low + len(example.subject)
-    else:
+    elif example.subject is not None:
         low, high = example.subject
         if not 0 <= low < high <= len(text):
             raise PromptError(

@@ -4,68 +4,36 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mmlens.errors import (
-    ClosedError,
-    HeadError,
-    NoPictureError,
-    NoProcessorError,
-    OptionError,
-    PromptError,
-)
-from mmlens.families import find_family
+from mmlens.errors import NoProcessorError, OptionError
 from mmlens.model.cache import ActivationCache
-from mmlens.model.encode import append_tokens, encode, make_examples, to_device
-from mmlens.model.guard import check_inputs, check_processor
+from mmlens.model.decode import Generation, answer_logprobs, generate
+from mmlens.model.encode import encode, make_examples
+from mmlens.model.engine import Engine, HeadsLike, PromptLike
 from mmlens.model.loading import load
-from mmlens.model.prompt import Prompt, require_prompt_group
-from mmlens.model.requests import Request, Requests
-from mmlens.model.run import Action, Capture, Hook, HookFn, Sink, Visitor, no_grad_call, request_of, trace
+from mmlens.model.prompt import Prompt
+from mmlens.model.run import HookFn, no_grad_call
 from mmlens.model.select import Selection
-from mmlens.model.sites import NamesFilter, Site, build_sites
+from mmlens.model.sites import NamesFilter, Site
 from mmlens.model.tracing import TracedSite, tracer_class
-from mmlens.model.wrap import Wrapped
 from mmlens.tokens import Group
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from mmlens.scores import HeadScores, HeadSet
-    from mmlens.tasks.base import Task
-
-PromptLike = Union[Prompt, Mapping[str, Any]]
-HeadsLike = Union[Iterable[int], Mapping[int, Iterable[int]], "HeadSet"]
+    from mmlens.scores import HeadScores
+    from mmlens.tasks.base import Split, Task
 
 
-@dataclass(frozen=True)
-class Generation:
-    """What `generate` returns.
-
-    Attributes
-    ----------
-    tokens
-        (batch, n_new) ids of the new tokens only.
-    text
-        The decoded new tokens of every example.
-    steps
-        One cache for each step (the first is the prompt's), empty if nothing was asked for.
-    """
-
-    tokens: Int[Tensor, "batch n_new"]
-    text: list[str]
-    steps: list[ActivationCache]
-
-
-class HookedVLM:
+class HookedVLM(Engine):
     """A vision-language model whose insides have names.
 
     Made by `from_pretrained` or `from_model`. One open HookedVLM per Hugging Face model; `close()` (or leaving a
@@ -79,18 +47,9 @@ class HookedVLM:
     (8, 12)
     """
 
-    def __init__(self, model: nn.Module, processor: Any, *, name: str, revision: str | None) -> None:
-        self.family = find_family(model)
-        if processor is not None:
-            check_processor(self.family, model.config, processor)
-        self.hf, self.processor, self.name, self.revision = model, processor, name, revision
-        self.requests = Requests()
-        self._wrapped: Wrapped | None = Wrapped(model, self.family, self.requests, self)
-        self.config = model.config
-        self.decoder = self.family.decoder_shape(self.config)
-        self.tower = self.family.tower_shape(self.config)
-        self.sites = build_sites(self.family, self.config, self._wrapped.root)
-        self._hooks: list[list[Action]] = []
+    def __init__(self, model: Any, processor: Any, *, name: str, revision: str | None) -> None:
+        super().__init__(model, processor)
+        self.name, self.revision = name, revision
 
     # ------------------------------------------------------------------ loading
     @classmethod
@@ -147,26 +106,11 @@ class HookedVLM:
         name = getattr(model.config, "_name_or_path", "") or type(model).__name__
         return cls(model, processor, name=name, revision=None)
 
-    def close(self) -> None:
-        """Give the Hugging Face model back exactly as it was. A second call does nothing."""
-        if self._wrapped is not None:
-            self._wrapped.undo()
-            self._wrapped = None
-
     def __enter__(self) -> HookedVLM:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _open(self) -> Wrapped:
-        if self._wrapped is None:
-            raise ClosedError(
-                f"this HookedVLM of {self.name!r} is closed",
-                expected="an open one",
-                fix="wrap the model again: HookedVLM.from_model(model, processor)",
-            )
-        return self._wrapped
 
     # ------------------------------------------------------------------ facts
     def __repr__(self) -> str:
@@ -175,41 +119,6 @@ class HookedVLM:
             f"HookedVLM({self.name!r}, {self.family.name}, {self.n_layers} layers x {self.n_heads} heads, "
             f"tower {self.tower.n_layers} x {self.tower.n_heads}{state})"
         )
-
-    @property
-    def n_layers(self) -> int:
-        """Decoder blocks."""
-        return self.decoder.n_layers
-
-    @property
-    def n_heads(self) -> int:
-        """Query heads of a decoder block."""
-        return self.decoder.n_heads
-
-    @property
-    def n_key_value_heads(self) -> int:
-        """Key/value heads of a decoder block."""
-        return self.decoder.n_key_value_heads
-
-    @property
-    def d_model(self) -> int:
-        """Width of the decoder's stream."""
-        return self.decoder.d_model
-
-    @property
-    def d_head(self) -> int:
-        """Width of a decoder head."""
-        return self.decoder.d_head
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the first parameter."""
-        return next(self.hf.parameters()).device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the first parameter."""
-        return next(self.hf.parameters()).dtype
 
     @property
     def tokenizer(self) -> Any:
@@ -303,18 +212,6 @@ class HookedVLM:
         )
         return encode(examples, self.family, self.config, self.processor)
 
-    def _as_prompt(self, prompt: PromptLike) -> Prompt:
-        if isinstance(prompt, Prompt):
-            check_inputs(self.family, self.config, prompt.inputs)
-            return prompt
-        if not isinstance(prompt, Mapping):
-            raise PromptError(
-                f"a prompt given as {type(prompt).__name__}",
-                expected="a Prompt, or a processor's output",
-                fix="vlm.prompt('What color is the star?', images=[picture])",
-            )
-        return Prompt.from_inputs(prompt, self.family, self.config, self.processor)
-
     def to_tokens(self, text: str) -> Int[Tensor, "1 pos"]:
         """Token ids of a text, without special tokens around it."""
         return torch.tensor([self.tokenizer(text, add_special_tokens=False)["input_ids"]], dtype=torch.long)
@@ -323,7 +220,7 @@ class HookedVLM:
         """Every token as text: a list for one text or example, a list of lists for a batch."""
         if isinstance(prompt, str):
             return self.tokenizer.convert_ids_to_tokens(self.to_tokens(prompt)[0].tolist())
-        rows = self._as_prompt(prompt).inputs["input_ids"].tolist()
+        rows = self.as_prompt(prompt).inputs["input_ids"].tolist()
         named = [[self.tokenizer.decode([i]) or str(i) for i in row] for row in rows]
         return named[0] if len(named) == 1 else named
 
@@ -341,7 +238,7 @@ class HookedVLM:
     # ------------------------------------------------------------------ running
     def __call__(self, prompt: PromptLike) -> Float[Tensor, "batch pos d_vocab"]:
         """Logits at every position, under the hooks and interventions in force. No gradient graph is kept."""
-        return self._forward(self._as_prompt(prompt), [])
+        return self.forward(self.as_prompt(prompt), [])
 
     def run_with_cache(
         self,
@@ -379,14 +276,14 @@ class HookedVLM:
         ------
         UnknownHookError, NoPictureError, TokenGroupError, HeadError
         """
-        prompt = self._as_prompt(prompt)
-        selection = self._selection(prompt, rows, heads, positions)
+        prompt = self.as_prompt(prompt)
+        selection = self.selection(prompt, rows, heads, positions)
         values: dict[str, Tensor] = {}
 
         def keep(site: Site, value: Tensor) -> None:
             values[site.name] = value if device is None else value.to(device)
 
-        logits = self._forward(prompt, self._captures(prompt, names_filter, selection, keep))
+        logits = self.forward(prompt, self.captures(prompt, names_filter, selection, keep))
         return logits, ActivationCache(values, self.sites, prompt, selection)
 
     def run_with_hooks(
@@ -411,9 +308,9 @@ class HookedVLM:
         ------
         UnknownHookError, ReadOnlyHookError, HookValueError, NoPictureError
         """
-        prompt = self._as_prompt(prompt)
-        selection = self._selection(prompt, rows, heads, None)
-        return self._forward(prompt, self._hook_actions(fwd_hooks, selection, prompt))
+        prompt = self.as_prompt(prompt)
+        selection = self.selection(prompt, rows, heads, None)
+        return self.forward(prompt, self.hook_actions(fwd_hooks, selection, prompt))
 
     @contextmanager
     def hooks(
@@ -427,8 +324,8 @@ class HookedVLM:
 
         Takes what `run_with_hooks` takes. Outer blocks run first, then inner ones, then the call's own.
         """
-        self._open()
-        self._hook_actions(fwd_hooks, Selection(), None)  # wrong names raise here, not at the first run
+        self.opened()
+        self.hook_actions(fwd_hooks, Selection(), None)  # wrong names raise here, not at the first run
         entry = (list(fwd_hooks), rows, heads)
         self._hooks.append(entry)
         try:
@@ -457,40 +354,25 @@ class HookedVLM:
             As in `run_with_cache`; nothing is captured by default. `rows` and `positions` cut the first step only:
             each later step has one new position.
         """
-        prompt = self._as_prompt(prompt)
-        if max_new_tokens < 1:
-            raise OptionError(f"max_new_tokens={max_new_tokens}", expected="at least 1", fix="ask for one token or more")
-        prompt = prompt.unforced()
-        selection = self._selection(prompt, rows, heads, positions)
-        steps: list[dict[str, Tensor]] = []
-
-        def keep(site: Site, value: Tensor) -> None:
-            if not steps or site.name in steps[-1]:
-                steps.append({})
-            steps[-1][site.name] = value if device is None else value.to(device)
-
-        actions = self._captures(prompt, names_filter, selection, keep)
-        ids = self._run(
+        return generate(
+            self,
             prompt,
-            actions,
-            call=lambda holder: _generate_call(self.hf, holder, max_new_tokens),
-            steps=True,
+            max_new_tokens=max_new_tokens,
+            names_filter=names_filter,
+            rows=rows,
+            heads=heads,
+            positions=positions,
+            device=device,
         )
-        new = ids[:, prompt.n_columns :]
-        text = self.tokenizer.batch_decode(new, skip_special_tokens=True) if self.processor is not None else []
-        caches = [ActivationCache(values, self.sites, prompt, selection) for values in steps]
-        return Generation(new, [t.strip() for t in text], caches)
 
     def trace(self, prompt: PromptLike) -> Any:
         """The raw nnsight block: `with vlm.trace(prompt): value = vlm.site(name).read().save()`.
 
         Sites must be read in order of execution; only saved values survive the block. No gradient graph is kept.
         """
-        prompt = self._as_prompt(prompt)
-        inputs = self._inputs(prompt)
-        return self._open().root.trace(
-            fn=no_grad_call(self.hf, {}), tracer_cls=tracer_class(self), **inputs
-        )
+        prompt = self.as_prompt(prompt)
+        inputs = self.model_inputs(prompt)
+        return self.opened().root.trace(fn=no_grad_call(self.hf, {}), tracer_cls=tracer_class(self), **inputs)
 
     def answer_logprobs(self, prompt: PromptLike, answers: Sequence[str]) -> Float[Tensor, "batch answer"]:
         """Log-probability (nats) of each answer, forced token by token after the prompt.
@@ -500,77 +382,7 @@ class HookedVLM:
         answers
             The same candidates for every example; of any number of tokens.
         """
-        prompt = self._as_prompt(prompt)
-        ids = [self.to_tokens(a)[0].tolist() for a in answers]
-        if not ids or not all(ids):
-            raise OptionError(
-                f"answers={list(answers)!r}", expected="at least one answer, none empty", fix="give the candidates"
-            )
-        prompt = prompt.unforced()
-        last = [r["last"][0] for r in prompt.roles]
-        batch = torch.arange(len(prompt))
-        scores = torch.zeros(len(prompt), len(ids))
-        by_prefix: dict[tuple[int, ...], list[tuple[int, int]]] = {}
-        for answer, tokens in enumerate(ids):
-            for i, token in enumerate(tokens):
-                by_prefix.setdefault(tuple(tokens[:i]), []).append((answer, token))
-        for prefix, wanted in by_prefix.items():
-            grown = append_tokens(prompt.inputs, [prefix] * len(prompt), pad_id=0)
-            longer = Prompt.from_inputs(grown, self.family, self.config, self.processor)
-            logits = self._forward(longer, [])[batch, [c + len(prefix) for c in last]].float().log_softmax(-1).cpu()
-            for answer, token in wanted:
-                scores[:, answer] += logits[:, token]
-        return scores
-
-    def reduce(
-        self,
-        prompt: PromptLike,
-        sinks: Mapping[str, Sink],
-        *,
-        rows: Group | None = None,
-        heads: HeadsLike | None = None,
-        positions: Group | None = None,
-    ) -> None:
-        """Run once and hand each asked value to a function as it appears; nothing is kept.
-
-        What scans stand on: memory holds one value at a time.
-
-        Parameters
-        ----------
-        sinks
-            {name, short name or glob: fn(site, value)}; `site.layer` says which layer.
-        rows, heads, positions
-            As in `run_with_cache`.
-        """
-        prompt = self._as_prompt(prompt)
-        selection = self._selection(prompt, rows, heads, positions)
-        actions = [a for names, sink in sinks.items() for a in self._captures(prompt, names, selection, sink)]
-        self._forward(prompt, actions, logits_to_keep=1)
-
-    @contextmanager
-    def picture_columns(self) -> Iterator[None]:
-        """While open, every forward notes which keys are picture tokens, for edits that need to know."""
-
-        def note(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-            ids = kwargs.get("input_ids", args[0] if args else None)
-            cache = kwargs.get("cache", kwargs.get("past_key_values"))
-            if cache is not None and cache.get_seq_length() > 0:
-                return  # decoding: the prompt's columns stand, and new tokens are text
-            if ids is None:
-                raise PromptError(
-                    "a forward with inputs_embeds under an intervention that must know the picture tokens",
-                    expected="input_ids",
-                    fix="pass input_ids, or use mode='output_zero'",
-                )
-            self.requests.columns = ids == self.config.image_token_id
-
-        handle = self.hf.register_forward_pre_hook(note, with_kwargs=True)
-        before = self.requests.columns
-        try:
-            yield
-        finally:
-            handle.remove()
-            self.requests.columns = before
+        return answer_logprobs(self, prompt, [self.to_tokens(a)[0].tolist() for a in answers])
 
     # ------------------------------------------------------------------ comfort
     def scan(
@@ -581,7 +393,7 @@ class HookedVLM:
         query: Group = "question",
         n: int | None = None,
         seed: int = 0,
-        split: str = "rank",
+        split: Split = "rank",
         out: str | Path | None = None,
     ) -> HeadScores:
         """Score every head over a task; see `mmlens.scan.scan`."""
@@ -594,134 +406,3 @@ class HookedVLM:
         from mmlens.interventions.ablate import ablate
 
         return ablate(self, heads, mode=mode)
-
-    # ------------------------------------------------------------------ inside
-    def head_table(self, heads: HeadsLike) -> dict[int, tuple[int, ...]]:
-        """Heads in any accepted form as {layer: sorted heads}; raises HeadError for heads that are not there."""
-        by_layer = getattr(heads, "by_layer", None)
-        if callable(by_layer):
-            table = by_layer()
-        elif isinstance(heads, Mapping):
-            table = heads
-        else:
-            listed = list(heads) if isinstance(heads, Iterable) and not isinstance(heads, str) else [heads]
-            if all(isinstance(h, tuple) and len(h) == 2 for h in listed):
-                table = {layer: [h for at, h in listed if at == layer] for layer, _ in listed}
-            else:
-                table = {layer: listed for layer in range(self.n_layers)}
-        found = {}
-        for layer, chosen in table.items():
-            chosen = list(chosen)
-            wrong = [h for h in chosen if not isinstance(h, int) or isinstance(h, bool) or not 0 <= h < self.n_heads]
-            if not isinstance(layer, int) or not 0 <= layer < self.n_layers or wrong:
-                raise HeadError(
-                    f"heads {wrong or chosen} of layer {layer}",
-                    expected=f"layers 0 to {self.n_layers - 1}, query heads 0 to {self.n_heads - 1}",
-                    fix="heads are ints, {layer: ints}, (layer, head) pairs or a HeadSet of this model",
-                )
-            found[layer] = tuple(sorted(set(chosen)))
-        return found
-
-    def _selection(self, prompt: Prompt, rows: Any, heads: Any, positions: Any) -> Selection:
-        return Selection(
-            None if rows is None else require_prompt_group(prompt, rows, "rows"),
-            None if positions is None else require_prompt_group(prompt, positions, "positions"),
-            None if heads is None else self.head_table(heads),
-        )
-
-    def _captures(
-        self, prompt: Prompt, names: NamesFilter, selection: Selection, sink: Sink
-    ) -> list[Action]:
-        sites, exact = self.sites.choose(names)
-        return [Capture(site, sink, selection) for site in self._reachable(sites, exact, prompt)]
-
-    def _reachable(self, sites: list[Site], exact: set[str], prompt: Prompt) -> list[Site]:
-        if prompt.has_picture:
-            return sites
-        for site in sites:
-            if site.picture_only and site.name in exact:
-                raise NoPictureError(
-                    f"{site.name!r} asked of a prompt without a picture",
-                    expected="a prompt with a picture, for every hook of the tower and the projector",
-                    fix="vlm.prompt(question, images=[...]), or use a glob, which skips what cannot be reached",
-                )
-        return [s for s in sites if not s.picture_only]
-
-    def _hook_actions(
-        self, fwd_hooks: Sequence[tuple[Any, HookFn]], selection: Selection, prompt: Prompt | None
-    ) -> list[Action]:
-        actions: list[Action] = []
-        for entry in fwd_hooks:
-            if not isinstance(entry, tuple) or len(entry) != 2 or not callable(entry[1]):
-                raise OptionError(
-                    f"fwd_hooks entry {entry!r}",
-                    expected="a pair (name, glob or callable, function)",
-                    fix="fwd_hooks=[('blocks.3.attn.hook_z', fn)]",
-                )
-            names, fn = entry
-            sites, exact = self.sites.choose(names)
-            if prompt is not None:
-                sites = self._reachable(sites, exact, prompt)
-            actions += [Hook(site, fn, selection) for site in sites]
-        return actions
-
-    def _inputs(self, prompt: Prompt) -> dict[str, Any]:
-        return to_device(prompt.inputs, self.device, self.dtype)
-
-    def _forward(self, prompt: Prompt, actions: list[Action], **options: Any) -> Tensor:
-        result = self._run(
-            prompt, actions, call=lambda holder: no_grad_call(self.hf, holder, **options), steps=False
-        )
-        return result.logits
-
-    def _run(
-        self,
-        prompt: Prompt,
-        actions: list[Action],
-        *,
-        call: Callable[[dict[str, Any]], Callable[..., Any]],
-        steps: bool,
-    ) -> Any:
-        """Every run of the model goes through here: hooks in force first, then the call's own actions."""
-        wrapped = self._open()
-        callers: list[list[Action]] = []
-        for fwd_hooks, rows, heads in self._hooks:
-            callers.append(self._hook_actions(fwd_hooks, self._selection(prompt, rows, heads, None), prompt))
-        callers.append(actions)
-        everything = [a for caller in callers for a in caller]
-        holder: dict[str, Any] = {}
-        inputs = self._inputs(prompt)
-        with self.requests.lock:
-            if not everything:
-                call(holder)(**inputs)
-                return holder["result"]
-            real = prompt.real
-            visitor = Visitor(
-                everything,
-                lambda site: None if site.address is None else self.requests.at(site.address),
-                None if real is None else real.to(self.device),
-            )
-            with self._asked([request_of(caller) for caller in callers if caller]):
-                wrapped.pack_tower(self.requests.tower_points)
-                try:
-                    trace(wrapped.root, visitor, call(holder), inputs, steps=steps)
-                finally:
-                    wrapped.pack_tower(False)
-        return holder["result"]
-
-    @contextmanager
-    def _asked(self, requests: Sequence[Request]) -> Iterator[None]:
-        if not requests:
-            yield
-            return
-        with self.requests.ask(requests[0]), self._asked(requests[1:]):
-            yield
-
-
-def _generate_call(model: Any, holder: dict[str, Any], max_new_tokens: int) -> Callable[..., Any]:
-    def call(**inputs: Any) -> Any:
-        with torch.no_grad():
-            holder["result"] = model.generate(**inputs, max_new_tokens=max_new_tokens, do_sample=False)
-        return holder["result"]
-
-    return call

@@ -41,9 +41,7 @@ def resolve(name: str) -> tuple[str, bool]:
     return name, False
 
 
-def load(
-    name: str, *, dtype: Any, device_map: Any, revision: str | None, trust_remote_code: bool
-) -> tuple[Any, Any]:
+def load(name: str, *, dtype: Any, device_map: Any, revision: str | None, trust_remote_code: bool) -> tuple[Any, Any]:
     """The Hugging Face model (evaluation mode, SDPA) and its processor."""
     from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 
@@ -92,8 +90,12 @@ def check_architecture(name: str, config: Any) -> None:
 def _not_loadable(name: str, source: str, local: bool, error: Exception) -> Exception:
     first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     if local:
-        kind = json.loads((Path(source) / "config.json").read_text() or "{}").get("model_type") if _is_json(source) else None
-        if kind is not None and "model_type" in str(error) or "does not recognize this architecture" in str(error):
+        kind = (
+            json.loads((Path(source) / "config.json").read_text() or "{}").get("model_type")
+            if _is_json(source)
+            else None
+        )
+        if (kind is not None and "model_type" in str(error)) or "does not recognize this architecture" in str(error):
             return UnknownFamilyError(
                 f"{name!r} has model_type {kind!r}, which transformers does not know",
                 expected=f"one of {', '.join(a for f in FAMILIES for a in f.architectures)}",

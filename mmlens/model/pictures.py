@@ -30,7 +30,9 @@ def load_picture(picture: Any) -> Image.Image:
             expected="a whole picture file that Pillow opens",
             fix="check the path and the file (a cut-off download is the usual cause)",
         ) from error
-    kind = f"{picture.dtype} array of shape {picture.shape}" if isinstance(picture, np.ndarray) else type(picture).__name__
+    kind = (
+        f"{picture.dtype} array of shape {picture.shape}" if isinstance(picture, np.ndarray) else type(picture).__name__
+    )
     raise PictureError(
         f"a picture given as {kind}",
         expected="a PIL image, a path, or a uint8 array (height, width, 3)",

@@ -142,9 +142,7 @@ class Prompt:
             For a name that has no meaning in this prompt.
         """
         return TokenSet(
-            tuple(
-                resolve_group(group, roles, length=self.n_columns, example=i) for i, roles in enumerate(self.roles)
-            )
+            tuple(resolve_group(group, roles, length=self.n_columns, example=i) for i, roles in enumerate(self.roles))
         )
 
     def locate(self, region: Box, *, image: int = 0, example: int = 0) -> TokenSet:
@@ -187,8 +185,8 @@ class Prompt:
         views = self.family.views(self.processor, self.inputs, number, (width, height))
         found = covered_tokens(views, region, width=width, height=height)
         columns = self.roles[example][f"image:{image}"]
-        blank: tuple[tuple[int, ...], ...] = ((),) * len(self)
-        positions, coverage = list(blank), list(blank)
+        positions: list[tuple[int, ...]] = [()] * len(self)
+        coverage: list[tuple[float, ...]] = [()] * len(self)
         positions[example] = tuple(columns[o] for o in found)
         coverage[example] = tuple(found.values())
         reason = None if found else f"the processor's crop shows the model nothing of {region}"

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 Address = tuple[str, int]  # ("decoder" | "tower", layer)
+Mode = Literal["output_zero", "visual_mask"]
 Point = Literal["rot_q", "rot_k", "attn_scores", "pattern"]
 Rows = tuple[tuple[int, ...], ...]  # query columns, one tuple an example
 
@@ -21,7 +22,7 @@ class HeadEdit:
     """A change of some query heads that the attention function makes itself."""
 
     heads: tuple[int, ...]
-    mode: Literal["output_zero", "visual_mask"]
+    mode: Mode
 
 
 @dataclass(frozen=True)
@@ -91,9 +92,9 @@ class Requests:
     @property
     def tower_points(self) -> bool:
         """Whether anything inside the tower's attention is asked."""
-        return any(
-            a[0] == "tower" for r in self._stack for a, points in r.points.items() if points
-        ) or any(a[0] == "tower" for a in self._live)
+        return any(a[0] == "tower" for r in self._stack for a, points in r.points.items() if points) or any(
+            a[0] == "tower" for a in self._live
+        )
 
     @property
     def needs_picture_columns(self) -> bool:
@@ -116,20 +117,24 @@ class Requests:
         viewers = [r for r in asking if r.points[address] & {"attn_scores", "pattern"}]
         whole = bool(live & {"attn_scores", "pattern"}) or address[0] == "tower"
         rows = None if whole else _merge_rows([r.rows for r in viewers])
-        heads = None if whole else _merge_heads([None if r.heads is None else r.heads.get(address[1], ()) for r in viewers])
+        heads = (
+            None if whole else _merge_heads([None if r.heads is None else r.heads.get(address[1], ()) for r in viewers])
+        )
         return LayerAsk(points, rows, heads, edits)
 
 
 def _merge_rows(asked: list[Rows | None]) -> Rows | None:
-    if not asked or any(rows is None for rows in asked):
+    named = [rows for rows in asked if rows is not None]
+    if not asked or len(named) < len(asked):
         return None
-    return tuple(tuple(sorted(set().union(*example))) for example in zip(*asked))
+    return tuple(tuple(sorted({c for columns in example for c in columns})) for example in zip(*named))
 
 
 def _merge_heads(asked: list[tuple[int, ...] | None]) -> tuple[int, ...] | None:
-    if not asked or any(heads is None for heads in asked):
+    named = [heads for heads in asked if heads is not None]
+    if not asked or len(named) < len(asked):
         return None
-    return tuple(sorted(set().union(*asked)))
+    return tuple(sorted({h for heads in named for h in heads}))
 
 
 def pad_rows(rows: Rows, device: torch.device | str = "cpu") -> Tensor:

@@ -74,9 +74,7 @@ def request_of(actions: Sequence[Action]) -> Request:
 class Visitor:
     """Visits sites in order of execution; runs inside the trace."""
 
-    def __init__(
-        self, actions: Sequence[Action], ask: Callable[[Site], LayerAsk | None], real: Tensor | None
-    ) -> None:
+    def __init__(self, actions: Sequence[Action], ask: Callable[[Site], LayerAsk | None], real: Tensor | None) -> None:
         by_site: dict[str, list[Action]] = {}
         for action in actions:
             by_site.setdefault(action.site.name, []).append(action)

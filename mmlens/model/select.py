@@ -31,7 +31,7 @@ class Selection:
         """The heads wanted of a site, or None where it has no head axis or all are wanted."""
         if self.heads is None or site.tower or "head" not in site.axes:
             return None
-        return self.heads.get(site.layer, ())
+        return () if site.layer is None else self.heads.get(site.layer, ())
 
     def columns_of(self, site: Site, *, decoding: bool) -> Rows | None:
         """The rows or positions wanted of a site. A decoding step holds one new position, which is always kept."""
@@ -80,7 +80,7 @@ class Cut:
                     inner = target.index_select(self._head_axis - 1, self.heads)
                     inner.index_copy_(axis, self.columns[example][kept], source)
                     target.index_copy_(self._head_axis - 1, self.heads, inner)
-            else:
+            elif self.heads is not None:
                 target.index_copy_(self._head_axis - 1, self.heads, source)
         return value
 
@@ -96,13 +96,13 @@ class Cut:
 def cut_of(site: Site, selection: Selection, ask: LayerAsk | None, *, decoding: bool, device: torch.device) -> Cut:
     """How to cut a site's value, given what the attention function was asked to build of it."""
     heads, columns = selection.heads_of(site), selection.columns_of(site, decoding=decoding)
-    built = "query_pos" in site.axes and ask is not None
-    if built and ask.heads is not None:
-        heads = ask.heads if heads is None else heads
-        heads = None if heads == ask.heads else tuple(ask.heads.index(h) for h in heads)
+    built = ask if "query_pos" in site.axes else None
+    if built is not None and built.heads is not None:
+        heads = built.heads if heads is None else heads
+        heads = None if heads == built.heads else tuple(built.heads.index(h) for h in heads)
     padded = None if columns is None else pad_rows(columns, device)
-    if built and ask.rows is not None and columns is not None:
-        places = tuple(tuple(have.index(c) for c in want) for want, have in zip(columns, ask.rows))
+    if built is not None and built.rows is not None and columns is not None:
+        places = tuple(tuple(have.index(c) for c in want) for want, have in zip(columns, built.rows))
         padded = pad_rows(places, device)
     index = None if heads is None else torch.tensor(heads, dtype=torch.long, device=device)
     return Cut(site, index, padded)

@@ -6,7 +6,7 @@ import fnmatch
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from einops import einsum
@@ -45,6 +45,7 @@ class Access:
 
     def put(self, new: Tensor) -> None:
         """Replace the value for the rest of the run."""
+        assert self.write is not None  # Site.write refuses before
         raw = self._raw()
         old = raw[0] if isinstance(raw, tuple) else raw
         value = self.write(old, new).to(old.dtype)
@@ -96,7 +97,7 @@ class Site:
 
     @property
     def short(self) -> str:
-        """The name for all layers: `blocks.3.attn.hook_z` is "attn.z", `vision.blocks.3.hook_resid_pre` "vision.resid_pre"."""
+        """The name for all layers: "attn.z" of `blocks.3.attn.hook_z`, "vision.resid_pre" of the tower's."""
         return re.sub(r"blocks\.\d+\.", "", self.name).replace("hook_", "")
 
     def read(self) -> Tensor:
@@ -248,7 +249,9 @@ def build_sites(family: Family, config: Any, root: Any) -> Sites:
     sites += _stack_sites("", family.decoder, decoder, root, 2, decoder.n_layers)
     norm = root.get(family.final_norm)
     sites.append(
-        Site("ln_final.hook_scale", (3, 0), Access(norm, "input", _norm_scale(norm._module), None), ("batch", "pos", "d"))
+        Site(
+            "ln_final.hook_scale", (3, 0), Access(norm, "input", _norm_scale(norm._module), None), ("batch", "pos", "d")
+        )
     )
     sites.append(Site("ln_final.hook_normalized", (3, 1), Access(norm, "output"), ("batch", "pos", "d")))
     sites.append(Site("hook_logits", (4,), Access(root.get(family.unembed), "output"), ("batch", "pos", "d")))
@@ -263,6 +266,7 @@ class DeepStackAccess(Access):
     write: None = None
 
     def read(self) -> Tensor:
+        """Zeros, with the features at the picture's positions."""
         _, kwargs = self.envoy.inputs
         embeds, features = kwargs["inputs_embeds"], kwargs["deepstack_visual_embeds"]
         full = torch.zeros_like(embeds)
@@ -275,8 +279,8 @@ def _plain(envoy: Any, side: str, *, packed: bool) -> Access:
 
 
 def _norm_scale(norm: nn.Module) -> Callable[[Tensor], Tensor]:
-    """The divisor of a norm: root mean square (or standard deviation, for a LayerNorm) of its input, kept as (.., 1)."""
-    eps = getattr(norm, "variance_epsilon", None) or getattr(norm, "eps", 0.0)
+    """The divisor of a norm: root mean square (LayerNorm: standard deviation) of its input, as (.., 1)."""
+    eps = float(getattr(norm, "variance_epsilon", None) or getattr(norm, "eps", None) or 0.0)
     centred = isinstance(norm, nn.LayerNorm)
 
     def scale(x: Tensor) -> Tensor:
@@ -318,7 +322,7 @@ def _stack_sites(prefix: str, stack: Stack, shape: Shape, root: Any, stage: int,
         add(layer, "ln1.hook_normalized", 2, Access(ln1, "output", lift))
         for i, letter in enumerate("qkv"):
             heads = shape.n_heads if letter == "q" else shape.n_key_value_heads
-            kind = "head" if letter == "q" or heads == shape.n_heads else "kv_head"
+            kind = "head" if letter == "q" else "kv_head"
             if len(stack.qkv) == 1:
                 access = _fused(get(f"{stack.attn}.{stack.qkv[0]}"), i, heads, shape.d_head, lift)
             else:
@@ -327,16 +331,15 @@ def _stack_sites(prefix: str, stack: Stack, shape: Shape, root: Any, stage: int,
         swap = lambda x: x.transpose(1, 2)  # noqa: E731
         for step, letter in ((6, "q"), (7, "k")):
             point = getattr(attn, f"hook_rot_{letter}")
-            same = letter == "q" or shape.n_key_value_heads == shape.n_heads
             along = pos if letter == "q" else "key"
             add(
                 layer,
                 f"attn.hook_rot_{letter}",
                 step,
                 Access(point, "output", swap, lambda raw, new: new.transpose(1, 2)),
-                ("batch", along, "head" if same else "kv_head", "d"),
+                ("batch", along, "head" if letter == "q" else "kv_head", "d"),
                 address,
-                f"rot_{letter}",
+                cast(Point, f"rot_{letter}"),
             )
         for step, name in ((8, "attn_scores"), (9, "pattern")):
             add(
@@ -346,13 +349,19 @@ def _stack_sites(prefix: str, stack: Stack, shape: Shape, root: Any, stage: int,
                 Access(getattr(attn, f"hook_{name}"), "output"),
                 ("batch", "head", "row" if tower else "query_pos", "key"),
                 address,
-                name,
+                cast(Point, name),
             )
         out = get(f"{stack.attn}.{stack.out}")
         z = _split(out, "input", shape.n_heads, shape.d_head, lift)
         add(layer, "attn.hook_z", 10, z, ("batch", pos, "head", "d"))
         weight = _heads_of(out._module, shape)
-        add(layer, "attn.hook_result", 10, Access(out, "input", _then(z.view, weight), None), ("batch", pos, "head", "d"))
+        add(
+            layer,
+            "attn.hook_result",
+            10,
+            Access(out, "input", _then(z.view, weight), None),
+            ("batch", pos, "head", "d"),
+        )
         add(layer, "hook_attn_out", 12, Access(attn, "output", lift))
         # The residual branch holds the tensor that the norm reads: a write must be in place to reach both.
         add(layer, "hook_resid_mid", 13, Access(ln2, "input", lift, in_place=True))
@@ -388,7 +397,7 @@ def _fused(envoy: Any, part: int, heads: int, d_head: int, lift: Callable[[Tenso
     return Access(envoy, "output", lambda raw: lift(raw)[..., low:high].unflatten(-1, (heads, d_head)), write)
 
 
-def _heads_of(out: nn.Module, shape: Shape) -> Callable[[Tensor], Tensor]:
+def _heads_of(out: Any, shape: Shape) -> Callable[[Tensor], Tensor]:
     """Each head's share of the attention output (without the bias): z W_O, per head."""
 
     def result(z: Tensor) -> Tensor:

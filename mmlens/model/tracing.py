@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import nnsight
 from torch import Tensor
 
 from mmlens.errors import HookNotReachedError
+from mmlens.model.engine import Engine
 from mmlens.model.sites import Site
-
-if TYPE_CHECKING:
-    from mmlens.model.hooked import HookedVLM
 
 
 class TracedSite:
     """A site for use inside `vlm.trace(...)`: reading one of attention's insides makes that layer build it."""
 
-    def __init__(self, site: Site, vlm: HookedVLM) -> None:
+    def __init__(self, site: Site, vlm: Engine) -> None:
         self._site, self._vlm = site, vlm
         self.name = site.name
 
     def _announce(self) -> None:
-        if self._site.address is None:
+        if self._site.address is None or self._site.point is None:
             return
         self._vlm.requests.ask_live(self._site.address, self._site.point)
         if self._site.tower:
-            self._vlm._open().pack_tower(True)
+            self._vlm.opened().pack_tower(True)
 
     def read(self) -> Tensor:
         """The live value; nnsight's own reference, not a copy."""
@@ -39,7 +37,7 @@ class TracedSite:
         self._site.write(value)
 
 
-def tracer_class(vlm: HookedVLM) -> type:
+def tracer_class(vlm: Engine) -> type:
     """nnsight's tracer, holding the model's lock and forgetting what the block asked once it is over."""
 
     class Tracer(nnsight.intervention.tracer.InterleavingTracer):
@@ -55,7 +53,7 @@ def tracer_class(vlm: HookedVLM) -> type:
                     ) from None
                 finally:
                     vlm.requests.end_live()
-                    if vlm._wrapped is not None:
-                        vlm._wrapped.pack_tower(False)
+                    if vlm.is_open:
+                        vlm.opened().pack_tower(False)
 
     return Tracer

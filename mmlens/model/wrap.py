@@ -25,7 +25,7 @@ class Wrapped:
     switches attention through them, and two models may share one config object).
     """
 
-    def __init__(self, model: nn.Module, family: Family, requests: Requests, owner: object) -> None:
+    def __init__(self, model: Any, family: Family, requests: Requests, owner: object) -> None:
         from nnsight import NNsight
 
         _refuse_second(model)

@@ -127,9 +127,10 @@ def core_heads(
     """
     protocol = protocol or Protocol()
     progress("ranking heads by RAM")
-    scan = dict(metric="ram", n=protocol.n_rank, seed=protocol.seed)
-    ram = vlm.scan(task, query="subject", **scan)
-    ram_question = vlm.scan(task, query="question", **scan)
+    ram, ram_question = (
+        vlm.scan(task, metric="ram", query=query, n=protocol.n_rank, seed=protocol.seed)
+        for query in ("subject", "question")
+    )
     top, bottom = ram.top(fraction=protocol.fraction), ram.bottom(fraction=protocol.fraction)
     top_question = ram_question.top(fraction=protocol.fraction)
     whole = task.evaluate(vlm, n=protocol.n_judge, seed=protocol.seed)
@@ -260,11 +261,11 @@ def tell(vlm: HookedVLM, task: Task, result: CoReResult, *, index: int = 0) -> S
     (view,) = vlm.family.views(vlm.processor, prompt.inputs, 0, size)
     rows, cols = view.rows, view.cols
     where = prompt.locate(example.evidence[0])
-    coverage = {image_columns.index(c): share for c, share in zip(where.positions, where.coverage[0])}
+    coverage = {image_columns.index(c): share for c, share in zip(where.positions, (where.coverage or ((),))[0])}
     chances = vlm.answer_logprobs(prompt, task.candidates)[0].exp().tolist()
     pool = (2, 2) if rows % 2 == 0 and cols % 2 == 0 else (1, 1)
     pattern, labels = pooled_pattern(
-        cache["pattern", best[0]][0, best[1]], vlm.to_str_tokens(prompt), image_columns, (rows, cols), pool
+        cache["pattern", best[0]][0, best[1]], str_tokens(vlm, prompt), image_columns, (rows, cols), pool
     )
     return Story(
         question=example.question,
@@ -317,8 +318,13 @@ def pooled_pattern(
     return (member / member.sum(0)).T @ summed, labels
 
 
+def str_tokens(vlm: HookedVLM, prompt: Prompt) -> list[str]:
+    """Tokens of a prompt of one example as text."""
+    return [str(name) for name in vlm.to_str_tokens(prompt)]
+
+
 def _shown_tokens(vlm: HookedVLM, prompt: Prompt) -> tuple[tuple[str, str], ...]:
-    names = vlm.to_str_tokens(prompt)
+    names = str_tokens(vlm, prompt)
     roles = prompt.roles[0]
     shown: list[tuple[str, str]] = []
     for column, name in enumerate(names):

@@ -78,9 +78,7 @@ class Task:
         """What tells this task from others in a result's provenance."""
         return {"name": self.name}
 
-    def evaluate(
-        self, vlm: HookedVLM, *, n: int | None = None, seed: int = 0, split: Split = "judge"
-    ) -> Evaluation:
+    def evaluate(self, vlm: HookedVLM, *, n: int | None = None, seed: int = 0, split: Split = "judge") -> Evaluation:
         """Accuracy of the model's own answers; see `mmlens.scan.evaluate`."""
         from mmlens.scan import evaluate
 

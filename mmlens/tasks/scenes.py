@@ -153,7 +153,7 @@ def paint(
 
 def cell_box(cell: int) -> tuple[int, int, int, int]:
     """Pixels (x0, y0, x1, y1) of a cell, half open."""
-    y, x = divmod(int(cell), GRID)
+    y, x = divmod(cell, GRID)
     return x * CELL, y * CELL, (x + 1) * CELL, (y + 1) * CELL
 
 
@@ -181,16 +181,18 @@ class ScenesTask(Task):
         self.name = "scenes/image" if domain == "shapes" else "scenes/digits"
 
     def identity(self) -> dict[str, object]:
+        """Name and options."""
         return {"name": self.name, "n_objects": self.n_objects}
 
     def example(self, split: Split, index: int, seed: int) -> TaskExample:
+        """Scene number `index` of a half."""
         # Streams 0 and 1; training draws from stream 2 of another generator.
         rng = np.random.default_rng([seed, SPLITS.index(split), ("shapes", "digits").index(self.domain), index])
         layout = draw_layout(rng, self.domain, 1, self.n_objects)
         picture = paint(rng, self.domain, layout, draw_masks(rng, self.domain, layout.kinds))[0]
         asked = int(rng.integers(self.n_objects))
         kind = KINDS[self.domain][layout.kinds[0, asked]]
-        boxes = [Box.from_xyxy(*cell_box(c)) for c in layout.cells[0]]
+        boxes = [Box.from_xyxy(*cell_box(c)) for c in layout.cells[0].tolist()]
         return TaskExample(
             key=f"{split}/{seed}/{index}",
             question=f"What color is the {kind}?",

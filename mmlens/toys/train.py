@@ -17,9 +17,25 @@ from torch import Tensor, nn
 
 from mmlens.tasks.scenes import CELL, COLORS, GRID, KINDS, Domain, Layout, draw_layout, draw_masks, paint
 from mmlens.toys.build import ID, MERGE, PATCH, SYSTEM, build_model, build_processor
+from mmlens.toys.card import write_card
 
 N_TOKENS = (GRID * CELL // PATCH // MERGE) ** 2
-QUESTION = "<|im_start|> user \n what color is the {} ? <|im_end|> \n <|im_start|> assistant \n".split(" ")
+QUESTION = [
+    "<|im_start|>",
+    "user",
+    "\n",
+    "what",
+    "color",
+    "is",
+    "the",
+    "{}",
+    "?",
+    "<|im_end|>",
+    "\n",
+    "<|im_start|>",
+    "assistant",
+    "\n",
+]
 ANSWER_AT = len(QUESTION)  # index of the answer inside one turn
 TURN = ANSWER_AT + 3  # question, answer, end mark, newline
 
@@ -146,7 +162,7 @@ def sequences(
     turns[..., QUESTION.index("{}")] = kind
     turns[..., ANSWER_AT] = color
     flat = turns.view(n, -1)
-    opening = "<|im_start|> system \n".split(" ") + SYSTEM.split(" ") + ["<|im_end|>", "\n"]
+    opening = ["<|im_start|>", "system", "\n"] + SYSTEM.split(" ") + ["<|im_end|>", "\n"]
     before = torch.tensor([ID[w] for w in opening] if system else [], dtype=torch.long).expand(n, -1)
     ids = torch.cat([before, flat[:, :3], head, flat[:, 3:]], 1)
     labels = torch.full_like(ids, -100)
@@ -178,7 +194,8 @@ class Trainer:
         self.schedule = torch.optim.lr_scheduler.OneCycleLR(
             self.main, recipe.learning_rate, total_steps=recipe.steps, pct_start=0.1
         )
-        self.done, self.seconds, self.log = 0, 0.0, []
+        self.done, self.seconds = 0, 0.0
+        self.log: list[dict] = []
 
     def grid(self, n: int) -> Int[Tensor, "n 3"]:
         """`image_grid_thw` of n training pictures."""
@@ -311,10 +328,17 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     trainer = Trainer(Recipe(), options.out)
     trainer.run()
-    trainer.model.save_pretrained(options.out / options.model)
-    build_processor().save_pretrained(options.out / options.model)
-    curves = {"recipe": asdict(trainer.recipe), "minutes": trainer.seconds / 60, "log": trainer.log}
-    (options.out / "training.json").write_text(json.dumps(curves))
+    folder = options.out / options.model
+    trainer.model.eval().save_pretrained(folder)
+    build_processor().save_pretrained(folder)
+    training = {
+        "recipe": asdict(trainer.recipe),
+        "minutes": trainer.seconds / 60,
+        "threads": options.threads,
+        "log": trainer.log,
+    }
+    (options.out / "training.json").write_text(json.dumps(training))
+    write_card(folder, training)
 
 
 if __name__ == "__main__":

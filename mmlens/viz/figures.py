@@ -19,7 +19,13 @@ if TYPE_CHECKING:
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, sans-serif'
 INK, SOFT, LINE = "#1b2330", "#5b6676", "#e3e7ee"
 # Okabe-Ito like, told apart by colour-blind readers and in grey.
-COLORS = {"top": "#d1495b", "layer_matched": "#0b6e8f", "random": "#8a97a8", "bottom": "#edae49", "top_question": "#6a4c93"}
+COLORS = {
+    "top": "#d1495b",
+    "layer_matched": "#0b6e8f",
+    "random": "#8a97a8",
+    "bottom": "#edae49",
+    "top_question": "#6a4c93",
+}
 NAMES = {
     "top": "top by RAM (naming word)",
     "layer_matched": "layer-matched others",
@@ -82,7 +88,7 @@ def head_map(scores: HeadScores, *, mark: HeadSet | None = None) -> Figure:
     finite = values[np.isfinite(values)]
     chart = go.Figure(
         go.Heatmap(
-            z=np.where(np.isfinite(values), values, None).tolist(),
+            z=[[float(v) if np.isfinite(v) else None for v in row] for row in values],
             text=hover,
             hovertemplate="%{text}<extra></extra>",
             colorscale=[[0, "#f4f7fa"], [0.25, "#b9dbe3"], [0.55, "#4a9ab3"], [0.8, "#125d7a"], [1, "#062f45"]],
@@ -94,7 +100,14 @@ def head_map(scores: HeadScores, *, mark: HeadSet | None = None) -> Figure:
         )
     )
     shapes = [
-        {"type": "rect", "x0": b - 0.5, "x1": b + 0.5, "y0": a - 0.5, "y1": a + 0.5, "line": {"color": COLORS["top"], "width": 2.5}}
+        {
+            "type": "rect",
+            "x0": b - 0.5,
+            "x1": b + 0.5,
+            "y0": a - 0.5,
+            "y1": a + 0.5,
+            "line": {"color": COLORS["top"], "width": 2.5},
+        }
         for a, b in (mark or ())
     ]
     axis = {"showgrid": False, "zeroline": False, "ticks": "", "dtick": 1 if max(values.shape) <= 16 else None}
@@ -139,7 +152,11 @@ def dose_curve(
             y=[float(np.mean(v)) for _, v in points],
             mode="lines",
             name=NAMES[kind],
-            line={"color": COLORS[kind], "width": 3 if kind == "top" else 2, "dash": "solid" if kind == "top" else "dot"},
+            line={
+                "color": COLORS[kind],
+                "width": 3 if kind == "top" else 2,
+                "dash": "solid" if kind == "top" else "dot",
+            },
             legendgroup=kind,
             hoverinfo="skip",
         )
@@ -157,7 +174,13 @@ def dose_curve(
         _layout(
             title={"text": title, "font": {"size": 15}, "x": 0, "xanchor": "left"},
             xaxis={"title": {"text": "heads cut"}, "gridcolor": LINE, "zeroline": False, "rangemode": "tozero"},
-            yaxis={"title": {"text": "accuracy"}, "gridcolor": LINE, "zeroline": False, "range": [0, 1.04], "tickformat": ".0%"},
+            yaxis={
+                "title": {"text": "accuracy"},
+                "gridcolor": LINE,
+                "zeroline": False,
+                "range": [0, 1.04],
+                "tickformat": ".0%",
+            },
             margin={"l": 58, "r": 10, "t": 40, "b": 100},
             legend={"orientation": "h", "y": -0.24, "x": 0, "font": {"size": 12}},
             height=420,

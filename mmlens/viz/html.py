@@ -50,7 +50,9 @@ def png_uri(png: bytes) -> str:
     return "data:image/png;base64," + base64.b64encode(png).decode()
 
 
-def document(title: str, body: str, *, libraries: tuple[str, ...], charts: dict[str, Any], patterns: dict[str, Any]) -> str:
+def document(
+    title: str, body: str, *, libraries: tuple[str, ...], charts: dict[str, Any], patterns: dict[str, Any]
+) -> str:
     """A whole page.
 
     Parameters

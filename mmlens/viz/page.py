@@ -63,7 +63,11 @@ def page(result: CoReResult, story: Story, *, command: str) -> str:
     )
     model = result.provenance["model"]["name"]
     return document(
-        f"Which heads read the picture? {model}", body, libraries=("plotly", "circuitsvis"), charts=charts, patterns=patterns
+        f"Which heads read the picture? {model}",
+        body,
+        libraries=("plotly", "circuitsvis"),
+        charts=charts,
+        patterns=patterns,
     )
 
 
@@ -76,7 +80,11 @@ def _head(result: CoReResult, story: Story) -> str:
     facts = [
         ("", _percent(result.accuracy), "of questions answered right by the whole model"),
         ("hot", _percent(masked["top"]), f"with its top {len(result.top)} heads blind to the picture"),
-        ("", _percent(mean(masked["layer_matched"])), f"with {len(result.top)} other heads of the same layers blind instead"),
+        (
+            "",
+            _percent(mean(masked["layer_matched"])),
+            f"with {len(result.top)} other heads of the same layers blind instead",
+        ),
         ("hot", _percent(zeroed["top"]), f"with the top {len(result.top)} heads switched off"),
         ("", _percent(result.provenance["chance"]), "by guessing"),
     ]

@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 from mmlens import Box, HookedVLM
 from mmlens.evidence.views import pad_to_square, shortest_edge_center_crop, stretch
 
-SIZES = {"qwen3": [(32, 24), (40, 32), (64, 16), (30, 21), (20, 50)], "llava": [(28, 28), (50, 28), (31, 64), (14, 14), (90, 40)]}
+SIZES = {
+    "qwen3": [(32, 24), (40, 32), (64, 16), (30, 21), (20, 50)],
+    "llava": [(28, 28), (50, 28), (31, 64), (14, 14), (90, 40)],
+}
 
 
 def _brightness(family, vlm, box, size):
@@ -126,7 +129,7 @@ def test_mirrored_boxes_hit_mirrored_columns(w, h, data):
     view = VIEWS["stretch"](w, h)
     left, right = view.coverage(Box(x0, 0, x1, h)), view.coverage(Box(w - x1, 0, w - x0, h))
     mirrored = {r * 6 + 5 - c: s for t, s in left.items() for r, c in [divmod(t, 6)]}
-    strong = lambda d: {t for t, s in d.items() if s > 1e-6}  # noqa: E731
+    strong = lambda d: {t for t, s in d.items() if s > 1e-6}
     assert strong(mirrored) == strong(right)
 
 

@@ -172,7 +172,7 @@ def test_decoding_with_a_cache_equals_forwards_without(wrapped, mode, case):
 def test_the_hugging_face_model_itself_is_cut(wrapped):
     """What an evaluation harness calls."""
     prompt = oracle.prompts(wrapped)["batch"]
-    inputs = wrapped._inputs(prompt)
+    inputs = wrapped.model_inputs(prompt)
     for mode in ("output_zero", "visual_mask"):
         with wrapped.ablate([(0, 0), (2, 2)], mode=mode):
             ours = wrapped.generate(prompt, max_new_tokens=4).tokens
@@ -185,7 +185,7 @@ def test_the_hugging_face_model_itself_is_cut(wrapped):
 def test_bfloat16_visual_mask_hides_pictures_completely(family):
     with HookedVLM.from_model(*tiny.FAMILIES[family](dtype=torch.bfloat16)) as vlm:
         for prompt in oracle.prompts(vlm).values():
-            other = vlm._as_prompt({**prompt.inputs, "pixel_values": -prompt.inputs["pixel_values"]})
+            other = vlm.as_prompt({**prompt.inputs, "pixel_values": -prompt.inputs["pixel_values"]})
             everything = [(layer, head) for layer in range(3) for head in range(6)]
             rows = prompt.tokens("question")
             a = vlm.run_with_cache(prompt, "resid_post", positions=rows)[1]["resid_post", 2]

@@ -2,16 +2,20 @@
 
 import oracle
 import pytest
+import tiny
 import torch
 
+from mmlens import HookedVLM
 from mmlens.errors import OptionError
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("case", ["single", "batch"])
-def test_capture_gives_the_same_tokens_as_stock(wrapped, case):
+def test_capture_gives_the_same_tokens_as_stock(family, case, dtype):
+    wrapped = HookedVLM.from_model(*tiny.FAMILIES[family](dtype=dtype))
     prompt = oracle.prompts(wrapped)[case]
     generation = wrapped.generate(prompt, max_new_tokens=5, names_filter=["pattern", "resid_post", "vision.z", "rot_k"])
-    inputs = wrapped._inputs(prompt)
+    inputs = wrapped.model_inputs(prompt)
     wrapped.close()
     with torch.no_grad():
         stock = wrapped.hf.generate(**inputs, max_new_tokens=5, do_sample=False)
@@ -54,12 +58,12 @@ def test_nothing_asked_keeps_no_steps(wrapped):
 
 
 def test_a_forced_answer_is_not_continued(wrapped):
-    import tiny
-
     bare = wrapped.prompt("what color is the star?", images=[tiny.picture()])
     forced = wrapped.prompt("what color is the star?", images=[tiny.picture()], answer="red and blue")
     assert forced.n_columns == bare.n_columns + 2
-    assert torch.equal(wrapped.generate(bare, max_new_tokens=3).tokens, wrapped.generate(forced, max_new_tokens=3).tokens)
+    assert torch.equal(
+        wrapped.generate(bare, max_new_tokens=3).tokens, wrapped.generate(forced, max_new_tokens=3).tokens
+    )
 
 
 def test_early_stop_ends_the_steps(wrapped):

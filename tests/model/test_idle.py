@@ -29,10 +29,10 @@ def _operations(call):
 
 def _assert_idle(vlm, stock):
     for prompt in oracle.prompts(vlm).values():
-        inputs = vlm._inputs(prompt)
-        want, wanted = _operations(lambda: stock(**inputs).logits)  # noqa: B023
-        got, calls = _operations(lambda: vlm(prompt))  # noqa: B023
-        direct, direct_calls = _operations(lambda: vlm.hf(**inputs).logits)  # noqa: B023
+        inputs = vlm.model_inputs(prompt)
+        want, wanted = _operations(lambda: stock(**inputs).logits)
+        got, calls = _operations(lambda: vlm(prompt))
+        direct, direct_calls = _operations(lambda: vlm.hf(**inputs).logits)
         assert torch.equal(got, want) and torch.equal(direct, want)
         assert direct_calls == wanted
         # vlm(prompt) checks its inputs first: a few comparisons of integers, then stock's own calls
@@ -54,7 +54,7 @@ def test_after_ablation(opened, mode):
     vlm, stock = opened
     prompt = oracle.prompts(vlm)["batch"]
     with vlm.ablate([(0, 1), (2, 5)], mode=mode):
-        assert not torch.equal(vlm(prompt), stock(**vlm._inputs(prompt)).logits)
+        assert not torch.equal(vlm(prompt), stock(**vlm.model_inputs(prompt)).logits)
     _assert_idle(vlm, stock)
 
 
@@ -97,7 +97,7 @@ def test_after_trace(opened):
 def test_close_restores_everything(family):
     model, processor = tiny.FAMILIES[family]()
     with HookedVLM.from_model(model, processor) as vlm:
-        inputs = vlm._inputs(oracle.prompts(vlm)["single"])
+        inputs = vlm.model_inputs(oracle.prompts(vlm)["single"])
     oracle.run(model, inputs)  # the first forward leaves transformers' own marks (rope deltas, recorders)
     names = [n for n, _ in model.named_modules()]
     configs = {n: id(m.config) for n, m in model.named_modules() if hasattr(m, "config")}
@@ -114,7 +114,7 @@ def test_close_restores_everything(family):
     assert {n: set(m.__dict__) for n, m in model.named_modules()} == keys
     assert model.config._attn_implementation == "sdpa"
     for name, prompt in prompts.items():
-        assert torch.equal(oracle.run(model, vlm._inputs(prompt)), prompt_logits[name])
+        assert torch.equal(oracle.run(model, vlm.model_inputs(prompt)), prompt_logits[name])
 
 
 def test_closed_raises_and_may_be_wrapped_again(family):
@@ -158,7 +158,7 @@ def test_models_of_one_config_do_not_see_each_other(family):
     assert other.config is model.config
     with HookedVLM.from_model(model, processor) as a, HookedVLM.from_model(other, processor) as b:
         prompt = oracle.prompts(a)["single"]
-        inputs = a._inputs(prompt)
+        inputs = a.model_inputs(prompt)
         assert third.config._attn_implementation == "sdpa"
         with a.ablate([(0, 0), (1, 1)]):
             assert torch.equal(b.run_with_cache(prompt, "pattern")[0], oracle.run(third, inputs))
@@ -172,7 +172,7 @@ def test_saving_writes_a_stock_model(family, tmp_path):
     keys = set(model.state_dict())
     with HookedVLM.from_model(model, processor) as vlm:
         prompt = oracle.prompts(vlm)["single"]
-        want, inputs = vlm(prompt), vlm._inputs(prompt)
+        want, inputs = vlm(prompt), vlm.model_inputs(prompt)
         assert set(vlm.hf.state_dict()) == keys
         vlm.hf.save_pretrained(tmp_path)
     loaded = AutoModelForImageTextToText.from_pretrained(tmp_path)

@@ -60,7 +60,9 @@ def test_a_pattern_in_one_layer_makes_that_layer_explicit_only(wrapped):
     assert not [c for c in seen.calls if "softmax" in c]
 
 
-@pytest.mark.parametrize("rows", ["question", "subject", "last", "image:0", [3, -1], "question+suffix", PerExample(["last", [5, 2, 9]])])
+@pytest.mark.parametrize(
+    "rows", ["question", "subject", "last", "image:0", [3, -1], "question+suffix", PerExample(["last", [5, 2, 9]])]
+)
 def test_cut_rows_equal_the_whole_pattern_at_those_rows(wrapped, rows):
     prompt = oracle.prompts(wrapped)["batch"]
     _, whole = wrapped.run_with_cache(prompt, ["pattern", "attn_scores"])
@@ -99,13 +101,17 @@ def test_two_callers_with_other_rows_each_get_their_own(wrapped):
     prompt = oracle.prompts(wrapped)["batch"]
     _, whole = wrapped.run_with_cache(prompt, "pattern")
     seen = {}
-    with wrapped.hooks([("pattern", lambda t, hook: seen.__setitem__(hook.layer(), t.clone()))], rows="last", heads=[2]):
+    with wrapped.hooks(
+        [("pattern", lambda t, hook: seen.__setitem__(hook.layer(), t.clone()))], rows="last", heads=[2]
+    ):
         _, cut = wrapped.run_with_cache(prompt, "pattern", rows="question", heads=[0, 5])
     assert seen[1].shape[1:3] == (1, 1)
     assert torch.allclose(seen[1][:, 0, 0], whole["pattern", 1][:, 2, -1], atol=2e-6)
     rows = prompt.tokens("question").per_example
     for i in range(2):
-        assert torch.allclose(cut["pattern", 1][i, 1, : len(rows[i])], whole["pattern", 1][i, 5, list(rows[i])], atol=2e-6)
+        assert torch.allclose(
+            cut["pattern", 1][i, 1, : len(rows[i])], whole["pattern", 1][i, 5, list(rows[i])], atol=2e-6
+        )
 
 
 def test_the_default_filter_leaves_out_what_is_huge(wrapped):

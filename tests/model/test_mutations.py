@@ -16,7 +16,7 @@ def _faults(family: str) -> list[str]:
     model, processor = tiny.FAMILIES[family]()
     with HookedVLM.from_model(model, processor) as vlm:
         prompt = oracle.prompts(vlm)["batch"]
-        inputs = vlm._inputs(prompt)
+        inputs = vlm.model_inputs(prompt)
         _, cache = vlm.run_with_cache(prompt, EVERYTHING)
         # a pattern written back as it was read must not change the run
         echo = vlm.run_with_hooks(prompt, [("pattern", lambda t, hook: t.clone())], rows="question")
@@ -28,7 +28,11 @@ def _faults(family: str) -> list[str]:
         got = cache[name]
         if name.endswith(("hook_pattern", "hook_rot_q", "hook_rot_k")):
             q, k, _, mask, scaling, _ = stock[name.split("attn.")[0] + "calls"][0]
-            want = oracle.exact_pattern(q, k, mask, scaling, True) if "pattern" in name else {"q": q, "k": k}[name[-1]].transpose(1, 2)
+            want = (
+                oracle.exact_pattern(q, k, mask, scaling, True)
+                if "pattern" in name
+                else {"q": q, "k": k}[name[-1]].transpose(1, 2)
+            )
             if not torch.allclose(got.double(), want.double(), atol=2e-6):
                 found.append(name)
         elif not torch.equal(got[real], stock[name][real]):
@@ -53,9 +57,7 @@ MUTATIONS = {
     "keys shifted by one": lambda m: _wrap(m, "_scores", lambda real, *a: real(*a).roll(1, 3)),
     "the mask lost": lambda m: m.setattr(attention, "_mask", lambda scores, allowed: scores),
     "scaling forgotten": lambda m: _wrap(m, "_scores", lambda real, *a: real(*a) * 8**0.5),
-    "a wrong KV group": lambda m: _wrap(
-        m, "_scores", lambda real, call, q, k, *rest: real(call, q, k.flip(1), *rest)
-    ),
+    "a wrong KV group": lambda m: _wrap(m, "_scores", lambda real, call, q, k, *rest: real(call, q, k.flip(1), *rest)),
     "part written to the wrong heads": lambda m: _wrap(
         m, "_overwrite", lambda real, out, part, heads, index: real(out, part, [(h + 1) % 6 for h in heads], index)
     ),
@@ -108,6 +110,6 @@ def test_a_lost_mask_function_is_caught(family, monkeypatch):
     model, processor = tiny.FAMILIES[family]()
     with HookedVLM.from_model(model, processor) as vlm:
         prompt = oracle.prompts(vlm)["batch"]
-        logits, inputs = vlm(prompt), vlm._inputs(prompt)
+        logits, inputs = vlm(prompt), vlm.model_inputs(prompt)
     real = prompt.inputs["attention_mask"].bool()
     assert not torch.allclose(logits[real], oracle.run(model, inputs)[real], atol=1e-3)

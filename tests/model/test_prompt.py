@@ -43,7 +43,10 @@ def test_roles_are_the_words_they_name(wrapped):
     assert _words(wrapped, prompt, "subject") == " the star"
     assert _words(wrapped, prompt, "suffix") == "<eos>\n<turn>assistant\n"
     assert _words(wrapped, prompt, "last") == "\n"
-    assert prompt.tokens("question-subject").positions == prompt.tokens("question").positions[:3] + prompt.tokens("question").positions[-1:]
+    assert (
+        prompt.tokens("question-subject").positions
+        == prompt.tokens("question").positions[:3] + prompt.tokens("question").positions[-1:]
+    )
     assert (prompt.tokens("image") | prompt.tokens("text")) == prompt.tokens("all")
     assert len(prompt.tokens("all")) == prompt.n_columns
 
@@ -75,11 +78,19 @@ def test_several_pictures_have_numbers(wrapped):
 
 
 def test_chat_messages_carry_pictures_or_leave_them_to_images(wrapped):
-    parts = [{"type": "text", "text": "what color"}, {"type": "image", "image": tiny.picture()}, {"type": "text", "text": "is the star?"}]
+    parts = [
+        {"type": "text", "text": "what color"},
+        {"type": "image", "image": tiny.picture()},
+        {"type": "text", "text": "is the star?"},
+    ]
     prompt = wrapped.prompt([{"role": "user", "content": parts}])
     assert _words(wrapped, prompt, "question") == "what coloris the star?"
     assert len(prompt.tokens("image")) == prompt.picture_counts[0]
-    chat = [{"role": "user", "content": "is the square red?"}, {"role": "assistant", "content": "red"}, {"role": "user", "content": "what color is the star?"}]
+    chat = [
+        {"role": "user", "content": "is the square red?"},
+        {"role": "assistant", "content": "red"},
+        {"role": "user", "content": "what color is the star?"},
+    ]
     assert _words(wrapped, wrapped.prompt(chat), "question") == "what color is the star?"
 
 
@@ -97,6 +108,17 @@ def test_ready_inputs_are_taken_as_they_are(wrapped):
     assert cache["pattern", 0].shape[2] == 1
     with pytest.raises(TokenGroupError, match="question"):
         wrapped.run_with_cache(ready, "pattern", rows="question")
+
+
+def test_the_processors_own_output_is_taken(wrapped):
+    content = [{"type": "image"}, {"type": "text", "text": oracle.QUESTIONS[0]}]
+    text = wrapped.processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
+    ready = wrapped.processor(text=[text], images=[tiny.picture()], return_tensors="pt")
+    assert torch.equal(wrapped(ready), wrapped(oracle.prompts(wrapped)["single"]))
+    assert torch.equal(
+        wrapped.generate(ready, max_new_tokens=3).tokens,
+        wrapped.generate(oracle.prompts(wrapped)["single"], max_new_tokens=3).tokens,
+    )
 
 
 def test_a_model_without_processor_takes_ready_inputs_only(family):
@@ -156,7 +178,9 @@ def test_picture_counts_must_match_the_marks(wrapped):
         wrapped.prompt("what is <image>?", images=[tiny.picture()])
 
 
-@pytest.mark.parametrize("picture", ["missing.png", 3, np.zeros((4, 4, 3)), None], ids=["path", "int", "floats", "none"])
+@pytest.mark.parametrize(
+    "picture", ["missing.png", 3, np.zeros((4, 4, 3)), None], ids=["path", "int", "floats", "none"]
+)
 def test_pictures_that_cannot_be_read_are_named(wrapped, picture, as_users):
     with pytest.raises(PictureError):
         wrapped.prompt("what", images=[picture])

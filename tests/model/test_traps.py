@@ -96,14 +96,18 @@ def test_raster_grid_undoes_merge_groups(family):
 
         rows, cols = size[1] // patch, size[0] // patch
         base = np.zeros((size[1], size[0], 3), np.uint8)
-        dark = vlm.run_with_cache(vlm.prompt("what", images=[base]), ["vision.blocks.0.hook_resid_pre", "projector.out"])[1]
+        dark = vlm.run_with_cache(
+            vlm.prompt("what", images=[base]), ["vision.blocks.0.hook_resid_pre", "projector.out"]
+        )[1]
         lit_grid = torch.zeros(rows, cols)
         for r in range(rows):
             for c in range(cols):
                 lit = base.copy()
                 lit[r * patch : (r + 1) * patch, c * patch : (c + 1) * patch] = 255
                 _, cache = vlm.run_with_cache(vlm.prompt("what", images=[lit]), "vision.blocks.0.hook_resid_pre")
-                change = (cache.grid("vision.blocks.0.hook_resid_pre") - dark.grid("vision.blocks.0.hook_resid_pre")).norm(dim=-1)
+                change = (
+                    cache.grid("vision.blocks.0.hook_resid_pre") - dark.grid("vision.blocks.0.hook_resid_pre")
+                ).norm(dim=-1)
                 assert change.argmax() == r * cols + c
                 lit_grid += change > 1e-3
         assert (lit_grid == 1).all()

@@ -64,14 +64,17 @@ def test_looking_without_an_edit_changes_nothing(wrapped):
 
 def test_points_tell_name_and_layer(wrapped):
     told = []
-    hooks = [("resid_post", lambda t, hook: told.append((hook.name, hook.layer()))), ("hook_embed", lambda t, hook: told.append(hook.layer()))]
+    hooks = [
+        ("resid_post", lambda t, hook: told.append((hook.name, hook.layer()))),
+        ("hook_embed", lambda t, hook: told.append(hook.layer())),
+    ]
     wrapped.run_with_hooks(oracle.prompts(wrapped)["single"], hooks)
     assert told == [None] + [(f"blocks.{i}.hook_resid_post", i) for i in range(3)]
 
 
 def test_hooks_run_in_model_order_whatever_order_they_are_given_in(wrapped):
     order = []
-    note = lambda t, hook: order.append(hook.name)  # noqa: E731
+    note = lambda t, hook: order.append(hook.name)
     names = ["hook_logits", "blocks.2.attn.hook_z", "vision.blocks.0.hook_resid_pre", "blocks.0.hook_resid_mid"]
     wrapped.run_with_hooks(oracle.prompts(wrapped)["single"], [(n, note) for n in names])
     assert order == [names[2], names[3], names[1], names[0]]
@@ -80,12 +83,14 @@ def test_hooks_run_in_model_order_whatever_order_they_are_given_in(wrapped):
 def test_resid_mid_write_reaches_the_residual_branch(wrapped):
     """Replacing a norm's input alone leaves the stream behind it as it was."""
     prompt = oracle.prompts(wrapped)["single"]
-    zero = lambda t, hook: torch.zeros_like(t)  # noqa: E731
+    zero = lambda t, hook: torch.zeros_like(t)
     for prefix in ("", "vision."):
         seen = {}
-        keep = lambda t, hook: seen.__setitem__(hook.name, t.clone())  # noqa: B023, E731
+        keep = lambda t, hook: seen.__setitem__(hook.name, t.clone())
         n = f"{prefix}blocks.1."
-        wrapped.run_with_hooks(prompt, [(n + "hook_resid_mid", zero), (n + "hook_mlp_out", keep), (n + "hook_resid_post", keep)])
+        wrapped.run_with_hooks(
+            prompt, [(n + "hook_resid_mid", zero), (n + "hook_mlp_out", keep), (n + "hook_resid_post", keep)]
+        )
         assert torch.equal(seen[n + "hook_resid_post"], seen[n + "hook_mlp_out"])
 
 
@@ -165,7 +170,7 @@ def test_k_and_v_writes_act_through_their_group_only(wrapped):
 
 def test_context_hooks_nest_and_come_before_the_calls_own(wrapped):
     prompt = oracle.prompts(wrapped)["single"]
-    double = lambda t, hook: t * 2  # noqa: E731
+    double = lambda t, hook: t * 2
     seen = {}
     with wrapped.hooks([("blocks.0.hook_resid_post", double)]):
         with wrapped.hooks([("blocks.0.hook_resid_post", double)]):
@@ -210,7 +215,6 @@ def test_trace_reads_and_writes_sites(wrapped):
 def test_trace_out_of_order_is_explained(wrapped):
     from mmlens.errors import HookNotReachedError
 
-    with pytest.raises(HookNotReachedError, match="order"):
-        with wrapped.trace(oracle.prompts(wrapped)["single"]):
-            wrapped.site("blocks.2.hook_resid_post").read()
-            wrapped.site("blocks.0.hook_resid_post").read()
+    with pytest.raises(HookNotReachedError, match="order"), wrapped.trace(oracle.prompts(wrapped)["single"]):
+        wrapped.site("blocks.2.hook_resid_post").read()
+        wrapped.site("blocks.0.hook_resid_post").read()

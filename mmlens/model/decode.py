@@ -1,0 +1,113 @@
+"""Generation with capture, and forced answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from mmlens.errors import OptionError
+from mmlens.model.cache import ActivationCache
+from mmlens.model.encode import append_tokens
+from mmlens.model.engine import Engine, HeadsLike, PromptLike
+from mmlens.model.prompt import Prompt
+from mmlens.model.sites import NamesFilter, Site
+from mmlens.tokens import Group
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What `generate` returns.
+
+    Attributes
+    ----------
+    tokens
+        (batch, n_new) ids of the new tokens only.
+    text
+        The decoded new tokens of every example.
+    steps
+        One cache for each step (the first is the prompt's), empty if nothing was asked for.
+    """
+
+    tokens: Int[Tensor, "batch n_new"]
+    text: list[str]
+    steps: list[ActivationCache]
+
+
+def generate(
+    engine: Engine,
+    prompt: PromptLike,
+    *,
+    max_new_tokens: int,
+    names_filter: NamesFilter,
+    rows: Group | None,
+    heads: HeadsLike,
+    positions: Group | None,
+    device: str | torch.device | None,
+) -> Generation:
+    """See `HookedVLM.generate`."""
+    prompt = engine.as_prompt(prompt)
+    if max_new_tokens < 1:
+        raise OptionError(f"max_new_tokens={max_new_tokens}", expected="at least 1", fix="ask for one token or more")
+    prompt = prompt.unforced()
+    selection = engine.selection(prompt, rows, heads, positions)
+    steps: list[dict[str, Tensor]] = []
+
+    def keep(site: Site, value: Tensor) -> None:
+        if not steps or site.name in steps[-1]:
+            steps.append({})
+        steps[-1][site.name] = value if device is None else value.to(device)
+
+    actions = engine.captures(prompt, names_filter, selection, keep)
+    ids = engine.run(
+        prompt,
+        actions,
+        call=lambda holder: _generate_call(engine.hf, holder, max_new_tokens),
+        steps=True,
+    )
+    new = ids[:, prompt.n_columns :]
+    text = [] if engine.processor is None else engine.processor.tokenizer.batch_decode(new, skip_special_tokens=True)
+    caches = [ActivationCache(values, engine.sites, prompt, selection) for values in steps]
+    return Generation(new, [t.strip() for t in text], caches)
+
+
+def _generate_call(model: Any, holder: dict[str, Any], max_new_tokens: int) -> Callable[..., Any]:
+    def call(**inputs: Any) -> Any:
+        with torch.no_grad():
+            holder["result"] = model.generate(**inputs, max_new_tokens=max_new_tokens, do_sample=False)
+        return holder["result"]
+
+    return call
+
+
+def answer_logprobs(
+    engine: Engine, prompt: PromptLike, answers: Sequence[Sequence[int]]
+) -> Float[Tensor, "batch answer"]:
+    """See `HookedVLM.answer_logprobs`; answers are token ids."""
+    prompt = engine.as_prompt(prompt)
+    ids = [list(a) for a in answers]
+    if not ids or not all(ids):
+        raise OptionError(
+            f"answers with {[len(i) for i in ids]} tokens",
+            expected="at least one answer, none empty",
+            fix="give the candidates",
+        )
+    prompt = prompt.unforced()
+    last = [r["last"][0] for r in prompt.roles]
+    batch = torch.arange(len(prompt))
+    scores = torch.zeros(len(prompt), len(ids))
+    by_prefix: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+    for answer, tokens in enumerate(ids):
+        for i, token in enumerate(tokens):
+            by_prefix.setdefault(tuple(tokens[:i]), []).append((answer, token))
+    for prefix, wanted in by_prefix.items():
+        grown = append_tokens(prompt.inputs, [prefix] * len(prompt), pad_id=0)
+        longer = Prompt.from_inputs(grown, engine.family, engine.config, engine.processor)
+        logits = engine.forward(longer, [])[batch, [c + len(prefix) for c in last]].float().log_softmax(-1).cpu()
+        for answer, token in wanted:
+            scores[:, answer] += logits[:, token]
+    return scores

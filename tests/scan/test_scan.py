@@ -1,0 +1,267 @@
+"""The one loop: right values, only the rows it needs, and a run directory that survives kill -9."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import oracle
+import pytest
+import torch
+
+from mmlens import HeadScores, Task, TaskExample, load_task
+from mmlens.errors import OptionError, RunFolderError, TokenGroupError
+from mmlens.metrics import lift, ram
+
+
+@pytest.mark.parametrize("query", ["question", "subject", "last", "output", "question+suffix"])
+@pytest.mark.parametrize("metric", ["ram", "lift"])
+def test_scores_equal_whole_patterns_read_one_by_one(toy, scenes, query, metric):
+    scores = toy.scan(scenes, metric=metric, query=query, n=6)
+    for i, example in enumerate(scenes.examples("rank", 6, 0)):
+        prompt = toy.prompt(
+            example.question,
+            images=list(example.images),
+            subject=example.subject,
+            answer=example.answer,
+            evidence=list(example.evidence),
+        )
+        _, cache = toy.run_with_cache(prompt, "pattern")
+        rows, evidence = list(prompt.tokens(query).positions), list(prompt.tokens("evidence").positions)
+        function = {"ram": ram, "lift": lift}[metric]
+        for layer in range(toy.n_layers):
+            want = function(cache["pattern", layer][0], rows, evidence)
+            assert np.allclose(scores.samples[i, layer], want, atol=1e-4), (i, layer)
+
+
+def test_only_the_rows_asked_for_are_built(toy, scenes):
+    toy.scan(scenes, query="subject", n=50)  # encoded
+    prompt_columns = 90
+    with oracle.Operations() as seen:
+        toy.scan(scenes, query="subject", n=50)
+    assert seen.largest < 50 * 12 * prompt_columns * prompt_columns
+
+
+def test_options_change_the_scores(toy, scenes):
+    base = toy.scan(scenes, query="subject", n=8)
+    for other in (
+        toy.scan(scenes, query="question", n=8),
+        toy.scan(scenes, query="subject", n=9),
+        toy.scan(scenes, query="subject", n=8, seed=1),
+        toy.scan(scenes, query="subject", n=8, split="judge"),
+        toy.scan(scenes, query="subject", n=8, metric="lift"),
+    ):
+        assert other != base and not np.array_equal(other.values, base.values)
+    assert toy.scan(scenes, query="subject", n=8) == base
+
+
+def test_provenance_tells_everything_that_decides(toy, scenes):
+    found = toy.scan(scenes, query="subject", n=4, seed=3).provenance
+    assert found["model"]["name"] == "toy-qwen3-vl" and len(found["model"]["fingerprint"]) == 16
+    assert found["task"] == {"name": "scenes/image", "n_objects": 6}
+    assert (found["metric"], found["query"], found["n"], found["seed"], found["split"]) == ("ram", "subject", 4, 3, "rank")
+    assert {"mmlens", "torch", "transformers", "nnsight"} <= set(found["versions"])
+
+
+class Odd(Task):
+    """Examples with no sound answer among sound ones."""
+
+    name = "odd"
+    candidates = ("red",)
+
+    def __init__(self, scenes):
+        self.scenes = scenes
+
+    def example(self, split, index, seed):
+        real = self.scenes.example(split, index, seed)
+        if index == 1:
+            return TaskExample("none", real.question, real.images, real.answer, real.subject, ())
+        return real
+
+
+def test_examples_without_evidence_are_nan_with_a_reason_and_counted(toy, scenes):
+    scores = toy.scan(Odd(scenes), query="subject", n=4)
+    assert scores.n_valid == 3 and np.isnan(scores.samples[1]).all() and not np.isnan(scores.values).any()
+    assert scores.reasons == {"1": "the example has no evidence"}
+    sound = toy.scan(scenes, query="subject", n=4)
+    assert np.allclose(scores.samples[[0, 2, 3]], sound.samples[[0, 2, 3]], atol=1e-5)
+
+
+def test_a_question_before_its_picture_is_nan_not_zero(wrapped):
+    import tiny
+
+    from mmlens import Box
+    from mmlens.scan import Batch, _score_batch
+
+    parts = [{"type": "text", "text": "what color is the star?"}, {"type": "image"}]
+    prompt = wrapped.prompt(
+        [{"role": "user", "content": parts}], images=[tiny.picture(28, 28)], evidence=[Box.from_xyxy(0, 0, 28, 28)]
+    )
+    example = TaskExample("a", "what", (), "red", None, (Box.from_xyxy(0, 0, 28, 28),))
+    values, reasons = _score_batch(wrapped, Batch(0, (example,), prompt), "ram", "question")
+    assert np.isnan(values).all() and reasons == {"0": "every query token stands before the evidence"}
+
+
+def test_a_query_that_means_nothing_raises(toy, scenes):
+    with pytest.raises(TokenGroupError):
+        toy.scan(scenes, query="frame:1", n=2)
+
+
+@pytest.mark.parametrize("options", [dict(metric="rams"), dict(split="both"), dict(n=0), dict(n=-3)])
+def test_options_that_do_not_exist(toy, scenes, options, as_users):
+    with pytest.raises(OptionError):
+        toy.scan(scenes, **options)
+    with pytest.raises(TypeError):
+        toy.scan(scenes, metrics="ram")
+
+
+# ------------------------------------------------------------------ run directories
+def test_a_run_directory_holds_the_result_and_goes_on(toy, scenes, tmp_path, monkeypatch):
+    monkeypatch.setattr("mmlens.scan.BATCH", 4)
+    whole = toy.scan(scenes, query="subject", n=10, out=tmp_path / "a")
+    assert HeadScores.load(tmp_path / "a") == whole
+    assert [p.name for p in sorted((tmp_path / "a/shards").iterdir())] == [f"00000{i}.safetensors" for i in range(3)]
+    (tmp_path / "a/shards/000001.safetensors").unlink()
+    (tmp_path / "a/shards/000002.safetensors").write_bytes(b"cut off")
+    kept = (tmp_path / "a/shards/000000.safetensors").stat().st_mtime_ns
+    assert toy.scan(scenes, query="subject", n=10, out=tmp_path / "a") == whole
+    assert (tmp_path / "a/shards/000000.safetensors").stat().st_mtime_ns == kept
+    run = json.loads((tmp_path / "a/run.json").read_text())
+    assert {"identity", "started", "host"} == set(run)
+    for name in ("scores.json", "scores.safetensors"):
+        text = (tmp_path / "a" / name).read_bytes()
+        assert run["started"].encode() not in text and str(tmp_path).encode() not in text
+
+
+def test_another_runs_directory_is_refused(toy, scenes, tmp_path):
+    toy.scan(scenes, query="subject", n=3, out=tmp_path / "a")
+    before = {p: p.read_bytes() for p in (tmp_path / "a").rglob("*") if p.is_file()}
+    for options in (dict(n=4), dict(seed=1), dict(query="last"), dict(metric="lift")):
+        with pytest.raises(RunFolderError, match=next(iter(options))):
+            toy.scan(scenes, **{"query": "subject", "n": 3, **options}, out=tmp_path / "a")
+    with pytest.raises(RunFolderError, match="task"):
+        toy.scan(load_task("scenes/digits"), query="subject", n=3, out=tmp_path / "a")
+    assert {p: p.read_bytes() for p in (tmp_path / "a").rglob("*") if p.is_file()} == before
+
+
+def test_a_folder_of_other_things_is_left_alone(toy, scenes, tmp_path):
+    (tmp_path / "thesis.tex").write_text("do not touch")
+    with pytest.raises(RunFolderError, match=r"run\.json"):
+        toy.scan(scenes, n=2, out=tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/run.json").write_text("{")
+    with pytest.raises(RunFolderError, match="cannot be read"):
+        toy.scan(scenes, n=2, out=tmp_path / "run")
+
+
+CHILD = """
+import sys, torch
+torch.set_num_threads(1)
+import mmlens.scan
+mmlens.scan.BATCH = 2
+from mmlens import HookedVLM, load_task
+vlm = HookedVLM.from_pretrained("toy-qwen3-vl")
+print("ready", flush=True)
+vlm.scan(load_task("scenes/image"), query="subject", n=120, out=sys.argv[1])
+print("done", flush=True)
+"""
+
+
+def _child(out):
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([sys.executable, "-W", "ignore", "-c", CHILD, str(out)], stdout=subprocess.PIPE, env=environment)
+
+
+def test_a_scan_killed_and_started_again_gives_the_same_bytes(tmp_path):
+    broken = _child(tmp_path / "broken")
+    assert broken.stdout.readline().strip() == b"ready"
+    shards = tmp_path / "broken/shards"
+    deadline = time.time() + 60
+    while time.time() < deadline and (not shards.exists() or len(list(shards.glob("*.safetensors"))) < 5):
+        time.sleep(0.005)
+    broken.send_signal(signal.SIGKILL)
+    broken.wait()
+    done = len(list(shards.glob("*.safetensors")))
+    assert 5 <= done < 60 and not (tmp_path / "broken/scores.json").exists()
+    children = [_child(tmp_path / "broken"), _child(tmp_path / "whole")]
+    for child in children:
+        assert child.communicate(timeout=120)[0].strip().endswith(b"done")
+    for name in ("scores.json", "scores.safetensors"):
+        assert (tmp_path / "broken" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+# ------------------------------------------------------------------ judging
+def test_evaluation_counts_exact_matches_and_format_failures(toy, scenes):
+    result = scenes.evaluate(toy, n=20)
+    assert result.n == 20 and float(result) == result.accuracy
+    assert result.accuracy == np.mean([a == b for a, b in zip(result.answers, result.gold)])
+    assert result.gold == tuple(e.answer for e in scenes.examples("judge", 20, 0))
+
+    def babble(logits, hook):
+        logits[..., toy.to_single_token("what")] = 1e4
+
+    with toy.hooks([("hook_logits", babble)]):
+        wrong = scenes.evaluate(toy, n=20)
+    assert wrong.accuracy == 0 and wrong.n_format_failures == 20 and wrong.answers[0] == "what what"
+
+
+def test_evaluation_follows_interventions_and_forgets_them(toy, scenes):
+    whole = scenes.evaluate(toy, n=30)
+    with toy.ablate([(layer, head) for layer in range(8) for head in range(12)]):
+        nothing = scenes.evaluate(toy, n=30)
+    assert nothing.accuracy < 0.6 < whole.accuracy
+    assert scenes.evaluate(toy, n=30) == whole
+
+
+def test_ready_batches_do_not_outlive_the_model(scenes):
+    import gc
+    import weakref
+
+    from mmlens import HookedVLM
+
+    vlm = HookedVLM.from_pretrained("toy-qwen3-vl")
+    scenes.evaluate(vlm, n=2)
+    dead = weakref.ref(vlm)
+    vlm.close()
+    del vlm
+    gc.collect()
+    assert dead() is None
+
+
+def test_left_padding_does_not_change_scores(toy, scenes):
+    """One example alone and in a batch."""
+    few, many = toy.scan(scenes, query="question", n=1), toy.scan(scenes, query="question", n=12)
+    assert np.allclose(few.samples[0], many.samples[0], atol=1e-5)
+
+
+def test_a_full_disk_is_named_and_loses_nothing(toy, scenes, tmp_path, monkeypatch):
+    import mmlens.scan as module
+
+    real, calls = os.replace, []
+
+    def failing(a, b):
+        calls.append(b)
+        if len(calls) == 4:
+            raise OSError(28, "No space left on device")
+        real(a, b)
+
+    monkeypatch.setattr(module, "BATCH", 2)
+    monkeypatch.setattr(module.os, "replace", failing)
+    with pytest.raises(RunFolderError, match="No space"):
+        toy.scan(scenes, query="subject", n=10, out=tmp_path / "a")
+    monkeypatch.setattr(module.os, "replace", real)
+    kept = sorted(p.name for p in (tmp_path / "a/shards").glob("*.safetensors"))
+    assert kept == ["000000.safetensors", "000001.safetensors"]
+    again = toy.scan(scenes, query="subject", n=10, out=tmp_path / "a")
+    assert again == toy.scan(scenes, query="subject", n=10)
+
+
+def test_values_are_finite_and_shares(toy, scenes):
+    scores = toy.scan(scenes, query="subject", n=10)
+    assert scores.samples.shape == (10, 8, 12) and scores.samples.dtype == np.float32
+    assert (scores.values >= 0).all() and (scores.values <= 1).all()
+    assert torch.isfinite(torch.from_numpy(scores.samples)).all()
