@@ -18,7 +18,9 @@ def _run(monkeypatch, capsys, *argv):
     return stop.value.code, out.out, out.err
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["demo", "--help"], ["scan", "--help"], ["ablate", "--help"], ["hooks", "--help"]])
+@pytest.mark.parametrize(
+    "argv", [["--help"], ["demo", "--help"], ["scan", "--help"], ["ablate", "--help"], ["hooks", "--help"]]
+)
 def test_help_imports_nothing_heavy(argv):
     code = (
         "import sys, mmlens, mmlens.cli\n"
@@ -34,7 +36,9 @@ def test_help_imports_nothing_heavy(argv):
 
 
 def test_importing_mmlens_imports_nothing_heavy():
-    code = "import sys, mmlens; assert not {'torch', 'transformers', 'nnsight', 'numpy'} & set(sys.modules); dir(mmlens)"
+    code = (
+        "import sys, mmlens; assert not {'torch', 'transformers', 'nnsight', 'numpy'} & set(sys.modules); dir(mmlens)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -58,7 +62,17 @@ def test_models(monkeypatch, capsys):
 def test_hooks(monkeypatch, capsys):
     _, out, _ = _run(monkeypatch, capsys, "hooks", "toy-qwen3-vl", "--match", "blocks.0.attn.*", "--json")
     found = json.loads(out)
-    assert [f["name"].rsplit("_", 1)[-1] for f in found] == ["q", "k", "v", "q", "k", "scores", "pattern", "z", "result"]
+    assert [f["name"].rsplit("_", 1)[-1] for f in found] == [
+        "q",
+        "k",
+        "v",
+        "q",
+        "k",
+        "scores",
+        "pattern",
+        "z",
+        "result",
+    ]
     assert [f["writable"] for f in found] == [True] * 8 + [False]
     _, out, _ = _run(monkeypatch, capsys, "hooks", "toy-qwen3-vl", "--match", "vision.z")
     assert "3 hooks" in out and "vision.blocks.2.attn.hook_z" in out

@@ -51,7 +51,12 @@ def test_every_error_has_a_page_and_every_page_an_error():
 def test_errors_say_what_was_given_expected_and_to_do():
     error = errors.OptionError("mode='x'", expected="a or b", fix="use a")
     assert (error.given, error.expected, error.fix) == ("mode='x'", "a or b", "use a")
-    assert str(error).splitlines() == ["mode='x'", "  Expected: a or b", "  Do: use a", "  More: docs/errors/OptionError.md"]
+    assert str(error).splitlines() == [
+        "mode='x'",
+        "  Expected: a or b",
+        "  Do: use a",
+        "  More: docs/errors/OptionError.md",
+    ]
 
 
 def test_errors_travel_between_processes():

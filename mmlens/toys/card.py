@@ -28,11 +28,11 @@ def measure(folder: Path) -> dict[str, dict[str, Any]]:
 
 def smooth(log: list[dict[str, Any]], phase: str, domain: str, key: str, window: int = 20) -> list[tuple[int, float]]:
     """A running mean of one column of the training log."""
-    points = [(row["step"], row[key]) for row in log if row["phase"] == phase and row["domain"] == domain and key in row]
-    values = np.array([v for _, v in points])
-    return [
-        (points[i][0], float(values[max(0, i - window + 1) : i + 1].mean())) for i in range(0, len(points), 5)
+    points = [
+        (row["step"], row[key]) for row in log if row["phase"] == phase and row["domain"] == domain and key in row
     ]
+    values = np.array([v for _, v in points])
+    return [(points[i][0], float(values[max(0, i - window + 1) : i + 1].mean())) for i in range(0, len(points), 5)]
 
 
 def curves_svg(log: list[dict[str, Any]]) -> str:
@@ -42,7 +42,12 @@ def curves_svg(log: list[dict[str, Any]]) -> str:
     x = lambda step: left + (width - left - 12) * step / last  # noqa: E731
     y = lambda value: 12 + (height - bottom - 12) * (1 - value)  # noqa: E731
     lines, legend = [], []
-    series = [("short", "shapes", "#8fc1d1"), ("short", "digits", "#f0c98a"), ("natural", "shapes", "#0b6e8f"), ("natural", "digits", "#d1742b")]
+    series = [
+        ("short", "shapes", "#8fc1d1"),
+        ("short", "digits", "#f0c98a"),
+        ("natural", "shapes", "#0b6e8f"),
+        ("natural", "digits", "#d1742b"),
+    ]
     for i, (phase, domain, color) in enumerate(series):
         points = " ".join(f"{x(s):.1f},{y(v):.1f}" for s, v in smooth(log, phase, domain, "first"))
         lines.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="2"/>')
@@ -67,7 +72,8 @@ def write_card(folder: Path, training: dict[str, Any]) -> None:
     (folder / "curves.svg").write_text(curves_svg(training["log"]))
     recipe = "\n".join(f"| {key} | {value} |" for key, value in training["recipe"].items())
     rows = "\n".join(
-        f"| {name} | {f['accuracy']:.3f} | {f['format_failures']} | {f['n']} | {f['seed']} |" for name, f in found.items()
+        f"| {name} | {f['accuracy']:.3f} | {f['format_failures']} | {f['n']} | {f['seed']} |"
+        for name, f in found.items()
     )
     (folder / "README.md").write_text(
         f"""# {folder.name}

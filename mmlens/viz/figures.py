@@ -130,6 +130,7 @@ def dose_curve(
     title: str,
     chance: float,
     alone: dict[str, tuple[int, list[float]]] | None = None,
+    legend: bool = True,
 ) -> Figure:
     """Accuracy after cutting k heads: a line through the means, every draw a dot.
 
@@ -141,10 +142,13 @@ def dose_curve(
         Drawn as a dotted line.
     alone
         Kinds that were run at one k only.
+    legend
+        Draw title and legend inside the chart; a page may have its own.
     """
     import plotly.graph_objects as go
 
     chart = go.Figure()
+    most = max(k for points in curves.values() for k, _ in points)
     for kind, points in curves.items():
         x = [k for k, _ in points]
         chart.add_scatter(
@@ -168,22 +172,28 @@ def dose_curve(
         y=chance,
         line={"color": SOFT, "width": 1, "dash": "dash"},
         annotation={"text": "chance", "font": {"size": 11, "color": SOFT}},
-        annotation_position="bottom right",
+        annotation_position="bottom left",
     )
     chart.update_layout(
         _layout(
-            title={"text": title, "font": {"size": 15}, "x": 0, "xanchor": "left"},
-            xaxis={"title": {"text": "heads cut"}, "gridcolor": LINE, "zeroline": False, "rangemode": "tozero"},
+            title={"text": title, "font": {"size": 15}, "x": 0, "xanchor": "left"} if legend else None,
+            showlegend=legend,
+            xaxis={
+                "title": {"text": "heads cut"},
+                "gridcolor": LINE,
+                "zeroline": False,
+                "range": [-0.04 * most, 1.04 * most],
+            },
             yaxis={
                 "title": {"text": "accuracy"},
                 "gridcolor": LINE,
                 "zeroline": False,
-                "range": [0, 1.04],
+                "range": [-0.02, 1.05],
                 "tickformat": ".0%",
             },
-            margin={"l": 58, "r": 10, "t": 40, "b": 100},
-            legend={"orientation": "h", "y": -0.24, "x": 0, "font": {"size": 12}},
-            height=420,
+            margin={"l": 58, "r": 10, "t": 40 if legend else 10, "b": 120 if legend else 48},
+            legend={"orientation": "h", "y": -0.3, "x": 0, "font": {"size": 12}},
+            height=430 if legend else 330,
         )
     )
     return Figure(title, chart)

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import mean, median
 
 from mmlens.studies.core_heads import CoReResult, HeadLook, Story
-from mmlens.viz.figures import NAMES, dose_curve, head_map
+from mmlens.viz.figures import COLORS, NAMES, dose_curve, head_map
 from mmlens.viz.html import document, escape, write
 from mmlens.viz.picture import attention_picture, evidence_picture
 
@@ -45,7 +45,7 @@ def page(result: CoReResult, story: Story, *, command: str) -> str:
         single = {"top_question": (len(result.top), [result.headline[mode]["top_question"]])}
         curves = {k: v for k, v in result.curves[mode].items() if k != "top_question"}
         chance = result.provenance["chance"]
-        charts[mode] = dose_curve(curves, title=MODE_TITLES[mode], chance=chance, alone=single).data()
+        charts[mode] = dose_curve(curves, title=MODE_TITLES[mode], chance=chance, alone=single, legend=False).data()
     body = "\n".join(
         [
             _head(result, story),
@@ -176,30 +176,42 @@ def _cuts(result: CoReResult) -> str:
     borrowed = sorted({(a, n) for b in result.provenance["borrowed"] for a, n in b.items()})
     spill = "".join(f" Layer {a} had too few others: {n} came from its neighbours." for a, n in borrowed)
     whole = {m: result.headline[m]["top_question"] for m in ("visual_mask", "output_zero")}
-    found = result.accuracy - whole["visual_mask"] >= 0.3
     overlap = len(result.top & result.top_question)
-    verdict = (
-        "finds heads that matter to the picture's path too"
-        if found
-        else "does not find them: function words attend diffusely, and their many rows drown the one word that retrieves"
-    )
+    best, best_question = float(result.ram.values[result.top.heads[0]]), float(result.ram_question.values.max())
+    cost = result.accuracy - whole["visual_mask"]
+    if cost >= 0.3:
+        verdict = "Here enough of the retrieval stands out all the same"
+    else:
+        verdict = "Here that hides the heads that matter"
     zero_draws = result.headline["output_zero"]["layer_matched"]
+    spoiled = sum(result.accuracy - a >= 0.3 for a in zero_draws)
+    seen = (
+        f"{spoiled} of these {len(zero_draws)} draws did (least {min(zero_draws):.3f}, median {median(zero_draws):.3f})"
+        if spoiled
+        else f"none of these {len(zero_draws)} draws did (least {min(zero_draws):.3f})"
+    )
+    legend = "".join(
+        f'<span><i style="background:{COLORS[kind]}"></i>{escape(name)}</span>' for kind, name in NAMES.items()
+    )
     return f"""<section id="cuts">
 <h2>Cut them</h2>
 <p>The top {k} heads against matched controls, judged on {result.protocol.n_judge} pictures of the other half (other doses on
 {result.protocol.n_dose}). Every draw of a control is a dot.</p>
-<div class="charts"><div class="chart" id="visual_mask"></div><div class="chart" id="output_zero"></div></div>
+<div class="legend">{legend}</div>
+<div class="charts">
+<div><h3>{escape(MODE_TITLES["visual_mask"])}</h3><div class="chart" id="visual_mask"></div></div>
+<div><h3>{escape(MODE_TITLES["output_zero"])}</h3><div class="chart" id="output_zero"></div></div></div>
 <div class="scroll"><table><thead><tr><th>{k} heads cut</th><th class="num">visual_mask</th><th>each draw</th>
 <th class="num">output_zero</th><th>each draw</th></tr></thead><tbody>
 <tr><td>none</td><td class="num">{_percent(result.accuracy)}</td><td></td><td class="num">{_percent(result.accuracy)}</td><td></td></tr>
 {rows}</tbody></table></div>
 <p class="note"><b>Two ways to cut.</b> visual_mask hides the picture from a head and leaves its other work alone, so it
 tests retrieval. output_zero removes everything the head does: a layer-matched draw may hit a head that is vital for
-something else (here the draws range from {min(zero_draws):.3f} to {max(zero_draws):.3f}, median
-{median(zero_draws):.3f}).{spill}</p>
-<p class="note"><b>Which words ask.</b> Ranking by RAM over the whole question instead of the naming word shares
-{overlap} of {k} heads; cutting those leaves {_percent(whole["visual_mask"])} under visual_mask and
-{_percent(whole["output_zero"])} under output_zero. So the whole-question ranking {verdict}.</p></section>"""
+other work; {seen}.{spill}</p>
+<p class="note"><b>Which words ask.</b> Over the whole question the best head's RAM is {best_question:.3f} instead of
+{best:.3f}: most words of a question attend diffusely, and their rows dilute the one that retrieves. That ranking shares
+{overlap} of {k} heads with the naming word's; cutting its top leaves {_percent(whole["visual_mask"])} under visual_mask and
+{_percent(whole["output_zero"])} under output_zero. {verdict}.</p></section>"""
 
 
 def _pattern(result: CoReResult, story: Story) -> str:
@@ -218,7 +230,7 @@ def _repeat(result: CoReResult, command: str) -> str:
     versions = " &middot; ".join(f"{escape(k)} {escape(v)}" for k, v in p["versions"].items())
     checks = result.results()["checks"]
     rows = "".join(
-        f"<tr><td>{escape(name)}</td><td class='num'>{'no cost at all' if c['value'] is None else format(c['value'], '.3f')}</td>"
+        f"<tr><td>{escape(name)}</td><td class='num'>{'controls cost nothing' if c['value'] is None else format(c['value'], '.3f')}</td>"
         f"<td class='num'>{c['threshold']}</td>"
         f"<td class='{'ok' if c['held'] else 'bad'}'>{'held' if c['held'] else 'not held'}</td></tr>"
         for name, c in checks.items()

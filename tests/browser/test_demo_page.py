@@ -35,7 +35,8 @@ def _open(browser, path, width):
 
     browser.set_window_size(width, 1000)
     browser.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride", {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": width < 500}
+        "Emulation.setDeviceMetricsOverride",
+        {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": width < 500},
     )
     browser.get(path.as_uri())
     WebDriverWait(browser, 30).until(lambda b: b.execute_script("return document.body.dataset.drawn") == "yes")
@@ -47,7 +48,9 @@ def test_everything_is_drawn_and_fits(browser, tmp_path, width):
     assert browser.execute_script("return document.querySelectorAll('.failure').length") == 0
     assert browser.execute_script("return document.querySelectorAll('.js-plotly-plot .main-svg').length") >= 3
     assert browser.execute_script("return document.querySelectorAll('#pattern canvas, #pattern svg').length") >= 1
-    cells = browser.execute_script("return document.querySelector('#heads .heatmaplayer image')?.getAttribute('href')?.length || 0")
+    cells = browser.execute_script(
+        "return document.querySelector('#heads .heatmaplayer image')?.getAttribute('href')?.length || 0"
+    )
     assert cells > 100
     overflow = browser.execute_script("return document.documentElement.scrollWidth - window.innerWidth")
     assert overflow <= 1

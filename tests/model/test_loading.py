@@ -66,7 +66,9 @@ def test_a_family_that_nobody_described(copy):
 def test_a_loaded_model_of_no_family_tells_what_was_found():
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=16)
+    config = LlamaConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=16
+    )
     with pytest.raises(UnknownFamilyError, match=r"model\.layers"):
         HookedVLM.from_model(LlamaForCausalLM(config))
 

@@ -62,7 +62,13 @@ def test_provenance_tells_everything_that_decides(toy, scenes):
     found = toy.scan(scenes, query="subject", n=4, seed=3).provenance
     assert found["model"]["name"] == "toy-qwen3-vl" and len(found["model"]["fingerprint"]) == 16
     assert found["task"] == {"name": "scenes/image", "n_objects": 6}
-    assert (found["metric"], found["query"], found["n"], found["seed"], found["split"]) == ("ram", "subject", 4, 3, "rank")
+    assert (found["metric"], found["query"], found["n"], found["seed"], found["split"]) == (
+        "ram",
+        "subject",
+        4,
+        3,
+        "rank",
+    )
     assert {"mmlens", "torch", "transformers", "nnsight"} <= set(found["versions"])
 
 
@@ -173,7 +179,9 @@ print("done", flush=True)
 
 def _child(out):
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, "-W", "ignore", "-c", CHILD, str(out)], stdout=subprocess.PIPE, env=environment)
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", CHILD, str(out)], stdout=subprocess.PIPE, env=environment
+    )
 
 
 def test_a_scan_killed_and_started_again_gives_the_same_bytes(tmp_path):

@@ -48,7 +48,9 @@ def small(toy, scenes):
 def test_results_hold_what_they_promise(small):
     protocol, result = small
     body = result.results()
-    assert body["k"] == 5 and body["n_heads"] == 96 and body["n"] == 20 and body["seed"] == 0 and body["chance"] == 0.125
+    assert (
+        body["k"] == 5 and body["n_heads"] == 96 and body["n"] == 20 and body["seed"] == 0 and body["chance"] == 0.125
+    )
     for mode in ("output_zero", "visual_mask"):
         assert set(body[mode]) == {"top", "layer_matched", "random", "bottom", "top_question"}
         assert len(body[mode]["layer_matched"]) == len(body[mode]["random"]) == 2
@@ -59,7 +61,9 @@ def test_results_hold_what_they_promise(small):
 def test_what_ranks_never_judges(toy, scenes, monkeypatch):
     used = []
     real = type(scenes).example
-    monkeypatch.setattr(type(scenes), "example", lambda self, split, i, seed: used.append(split) or real(self, split, i, seed))
+    monkeypatch.setattr(
+        type(scenes), "example", lambda self, split, i, seed: used.append(split) or real(self, split, i, seed)
+    )
     protocol = Protocol(seed=5, n_rank=4, n_judge=6, n_dose=2, draws=1, dose_draws=1, doses=())
     core_heads(toy, scenes, protocol=protocol)
     assert used.count("rank") % 4 == 0 and used.index("judge") > used.count("rank") - 1

@@ -22,7 +22,14 @@ def test_it_is_the_stock_class_with_its_files_beside_it(toy):
     assert type(toy.hf).__module__.startswith("transformers.")
     assert toy.n_layers * toy.n_heads >= 96
     names = {p.name for p in FOLDER.iterdir()}
-    assert {"config.json", "model.safetensors", "tokenizer.json", "processor_config.json", "chat_template.jinja", "README.md"} <= names
+    assert {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "processor_config.json",
+        "chat_template.jinja",
+        "README.md",
+    } <= names
     assert sum(p.stat().st_size for p in FOLDER.iterdir()) < 6 * 2**20
 
 
@@ -63,7 +70,7 @@ def test_deepstack_contributes(toy, scenes):
 
 def test_unknown_words_raise_and_list_the_vocabulary(toy, scenes):
     image = scenes.example("judge", 0, 0).images[0]
-    with pytest.raises(UnknownWordError, match="'elephant'.*\n.*star") as caught:
+    with pytest.raises(UnknownWordError, match=r"'elephant'.*\n.*star") as caught:
         toy.prompt("What color is the elephant?", images=[image])
     assert "seven" in str(caught.value) and "<|image_pad|>" not in caught.value.expected
 
@@ -147,7 +154,9 @@ def test_the_group_lasso_removes_whole_heads(tmp_path):
     trainer.shrink_heads()
     assert all(layer.self_attn.o_proj.weight.abs().sum() == 0 for layer in trainer.model.model.language_model.layers)
     gentle = Trainer(replace(Recipe(), head_sparsity=1.0), tmp_path)
-    before = gentle.model.model.language_model.layers[0].self_attn.o_proj.weight.view(-1, 12, 8).norm(dim=(0, 2)).clone()
+    before = (
+        gentle.model.model.language_model.layers[0].self_attn.o_proj.weight.view(-1, 12, 8).norm(dim=(0, 2)).clone()
+    )
     gentle.shrink_heads()
     after = gentle.model.model.language_model.layers[0].self_attn.o_proj.weight.view(-1, 12, 8).norm(dim=(0, 2))
     step = gentle.main.param_groups[0]["lr"]

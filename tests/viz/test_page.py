@@ -22,11 +22,20 @@ def result() -> CoReResult:
     ram = HeadScores(samples, {"metric": "ram", "query": "subject", "seed": 0})
     top, bottom = ram.top(k=5), ram.bottom(k=5)
     headline = {
-        mode: {"top": 0.2, "layer_matched": [0.9, 0.95, 0.94, 0.9, 0.1], "random": [0.9] * 5, "bottom": 0.96, "top_question": 0.9}
+        mode: {
+            "top": 0.2,
+            "layer_matched": [0.9, 0.95, 0.94, 0.9, 0.1],
+            "random": [0.9] * 5,
+            "bottom": 0.96,
+            "top_question": 0.9,
+        }
         for mode in ("output_zero", "visual_mask")
     }
     curves = {
-        mode: {kind: [(0, [0.97]), (5, [0.5, 0.6])] for kind in ("top", "layer_matched", "random", "bottom", "top_question")}
+        mode: {
+            kind: [(0, [0.97]), (5, [0.5, 0.6])]
+            for kind in ("top", "layer_matched", "random", "bottom", "top_question")
+        }
         for mode in headline
     }
     provenance = {
@@ -79,14 +88,19 @@ def _parse(text):
 
 
 def test_text_from_data_adds_no_script_and_stays_readable():
-    plain, attacked = _parse(page(result(), story(), command="x")), _parse(page(result(), story(ATTACK), command=ATTACK))
+    plain, attacked = (
+        _parse(page(result(), story(), command="x")),
+        _parse(page(result(), story(ATTACK), command=ATTACK)),
+    )
     assert plain.scripts == attacked.scripts
     assert [t for t, _ in plain.seen] == [t for t, _ in attacked.seen]
     assert any(ATTACK in t for t in attacked.text)
 
 
 def test_the_model_and_task_names_are_escaped_too():
-    bad = replace(result(), provenance={**result().provenance, "model": {"name": ATTACK, "fingerprint": ATTACK, "dtype": ATTACK}})
+    bad = replace(
+        result(), provenance={**result().provenance, "model": {"name": ATTACK, "fingerprint": ATTACK, "dtype": ATTACK}}
+    )
     assert _parse(page(bad, story(), command="x")).scripts == _parse(page(result(), story(), command="x")).scripts
 
 
