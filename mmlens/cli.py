@@ -23,7 +23,7 @@ Model = Annotated[str, typer.Argument(help="Embedded name (toy-qwen3-vl), local 
 TaskName = Annotated[str, typer.Argument(help="Task name; `mmlens models` lists them.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for other programs.")]
 N = Annotated[int | None, typer.Option("--n", help="Examples; default the task's own number.")]
-Seed = Annotated[int, typer.Option(help="Draws the examples, and the controls.")]
+Seed = Annotated[int, typer.Option(help="Draws the examples.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, ...; default the CPU.")]
 
 
@@ -159,7 +159,7 @@ def scan(
     scores = vlm.scan(load_task(task), metric=metric, query=query, n=n, seed=seed, split=split, out=out)
     if plot is not None:
         scores.plot().save(plot)
-    best = scores.to_pandas().sort_values("rank").head(top)
+    best = scores.to_pandas().dropna(subset=["rank"]).sort_values("rank").head(top)
     if as_json:
         _print_json(
             {
@@ -206,7 +206,7 @@ def ablate(
     k: Annotated[int | None, typer.Option(help="With --scores: how many.")] = None,
     fraction: Annotated[float | None, typer.Option(help="With --scores: which share of all heads.")] = None,
     mode: Annotated[str, typer.Option(help="output_zero or visual_mask.")] = "output_zero",
-    draws: Annotated[int, typer.Option(help="Layer-matched and random draws for comparison.")] = 5,
+    draws: Annotated[int, typer.Option(help="Layer-matched and random draws for comparison, with seeds 0, 1, ...")] = 5,
     n: N = None,
     seed: Seed = 0,
     device: Device = None,
@@ -216,6 +216,12 @@ def ablate(
     from mmlens.scores import HeadScores, HeadSet
     from mmlens.tasks import load_task
 
+    if heads is not None and (k is not None or fraction is not None):
+        raise OptionError(
+            f"--heads {heads} with --k {k} and --fraction {fraction}",
+            expected="--k and --fraction with --scores only",
+            fix="drop them: the heads you name are cut",
+        )
     if (heads is None) == (scores is None):
         raise OptionError(
             f"--heads {heads} with --scores {scores}",

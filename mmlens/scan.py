@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mmlens.errors import OptionError, RunFolderError
+from mmlens.errors import OptionError, RunFolderError, TokenGroupError, UnknownTaskError
 from mmlens.metrics import lift, ram
 from mmlens.model.hooked import HookedVLM
 from mmlens.model.prompt import Prompt
@@ -27,7 +27,7 @@ from mmlens.model.requests import pad_rows
 from mmlens.model.sites import Site
 from mmlens.scores import HeadScores
 from mmlens.tasks.base import Split, Task, TaskExample
-from mmlens.tokens import Group, TokenSet
+from mmlens.tokens import Group, PerExample, TokenSet
 
 # Batches are a pure function of the task: their size and padding shift results by rounding.
 BATCH = 50
@@ -50,7 +50,9 @@ class Batch:
     prompt: Prompt
 
 
-_ENCODED: WeakKeyDictionary[HookedVLM, OrderedDict[str, dict[int, Batch]]] = WeakKeyDictionary()
+# By model: (id of the task, half, n, seed, answers) -> the task itself and its ready batches.
+_ENCODED: WeakKeyDictionary[HookedVLM, OrderedDict[tuple, tuple[Task, dict[int, Batch]]]] = WeakKeyDictionary()
+KEPT_EXAMPLES = 2000  # stay encoded, over all sets of a model
 
 
 def encode_batch(vlm: HookedVLM, examples: Sequence[TaskExample], *, answers: bool) -> Prompt:
@@ -68,21 +70,27 @@ def encode_batch(vlm: HookedVLM, examples: Sequence[TaskExample], *, answers: bo
 def batches(
     vlm: HookedVLM, task: Task, *, split: Split, n: int | None, seed: int, answers: bool, skip: set[int] | None = None
 ) -> Iterator[Batch]:
-    """The task's batches in order, those in `skip` left out; the last few sets stay encoded, for evaluations that
-    differ only in the interventions around them."""
+    """The task's batches in order, those in `skip` left out; the last sets stay encoded, for evaluations that differ
+    only in the interventions around them."""
     examples = task.examples(split, n, seed)
-    key = json.dumps([task.identity(), split, seed, answers, len(examples)], sort_keys=True)
     kept = _ENCODED.setdefault(vlm, OrderedDict())
-    ready = kept.setdefault(key, {})
-    kept.move_to_end(key)
-    while len(kept) > 4:
+    key = (id(task), split, len(examples), seed, answers, BATCH)
+    # The entry holds the task, so its id cannot be another's.
+    _, ready = kept.setdefault(key, (task, {})) if len(examples) <= KEPT_EXAMPLES else (task, {})
+    if key in kept:
+        kept.move_to_end(key)
+    while sum(k[2] for k in kept) > KEPT_EXAMPLES:
         kept.popitem(last=False)
     for number, start in enumerate(range(0, len(examples), BATCH)):
         if skip and number in skip:
             continue
         if number not in ready:
             chunk = tuple(examples[start : start + BATCH])
-            ready[number] = Batch(number, chunk, encode_batch(vlm, chunk, answers=answers))
+            batch = Batch(number, chunk, encode_batch(vlm, chunk, answers=answers))
+            if key not in kept:
+                yield batch
+                continue
+            ready[number] = batch
         yield ready[number]
 
 
@@ -108,16 +116,14 @@ class RunFolder:
         run = folder / "run.json"
         if run.exists():
             self._check(run, described)
-        elif folder.exists() and any(folder.iterdir()):
+        elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise RunFolderError(
-                f"{folder} is not empty and holds no run.json",
+                f"{folder} is no empty folder and holds no run.json",
                 expected="a new or empty folder, or the folder of an earlier call of the same scan",
                 fix="give another out=",
             )
-        if not run.exists():
-            started = {"started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "host": platform.node()}
-            body = {"identity": described, **started}
-            _write_whole(run, json.dumps(body, indent=1, sort_keys=True).encode())
+        started = {"started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "host": platform.node()}
+        self._run = json.dumps({"identity": described, **started}, indent=1, sort_keys=True).encode()
 
     @staticmethod
     def _check(run: Path, identity: dict[str, Any]) -> None:
@@ -157,6 +163,8 @@ class RunFolder:
         """Add a batch."""
         from safetensors.numpy import save
 
+        if not (self.folder / "run.json").exists():  # only now: a call that fails before leaves nothing behind
+            _write_whole(self.folder / "run.json", self._run)
         body = save({"values": np.ascontiguousarray(values)}, {"reasons": json.dumps(reasons, sort_keys=True)})
         _write_whole(self.path(number), body)
 
@@ -214,7 +222,20 @@ def scan(
     """
     if metric not in METRICS:
         raise OptionError(f"metric={metric!r}", expected=f"one of {', '.join(METRICS)}", fix="see docs/metrics.md")
-    n = task.default_n if n is None else n
+    if not isinstance(task, Task):
+        raise UnknownTaskError(
+            f"a task given as {type(task).__name__}",
+            expected="a Task",
+            fix="load_task('scenes/image'), or a Task of your own",
+        )
+    n = len(task.examples(split, n, seed))
+    entries = query.per_example if isinstance(query, TokenSet) else query if isinstance(query, PerExample) else None
+    if entries is not None and len(entries) != n:
+        raise TokenGroupError(
+            f"query= over {len(entries)} examples for a scan of {n}",
+            expected="one entry for each example of the scan",
+            fix="use a name expression, which means the same in every example",
+        )
     identity = {
         "kind": "scan",
         "model": vlm.identity(),
@@ -233,7 +254,8 @@ def scan(
     todo = batches(vlm, task, split=split, n=n, seed=seed, answers=answers, skip=set(done))
     total = -(-n // BATCH)
     for batch in track(todo, total=total - len(done), what=f"{metric} over {task.name}"):
-        done[batch.number] = _score_batch(vlm, batch, metric, query)
+        asked = query if entries is None else PerExample(entries[batch.number * BATCH :][: len(batch.examples)])
+        done[batch.number] = _score_batch(vlm, batch, metric, asked)
         if folder is not None:
             folder.write(batch.number, *done[batch.number])
     samples = np.concatenate([done[i][0] for i in range(total)])
@@ -337,7 +359,7 @@ def evaluate(vlm: HookedVLM, task: Task, *, n: int | None = None, seed: int = 0,
     n, seed, split
         Which examples. Scans rank on the other half.
     """
-    n = task.default_n if n is None else n
+    n = len(task.examples(split, n, seed))
     said: list[str] = []
     gold: list[str] = []
     longest = max((len(vlm.to_tokens(c)[0]) for c in task.candidates), default=15) + 1

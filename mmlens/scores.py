@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import ceil
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -239,13 +240,13 @@ class HeadScores:
                 raise HeadError(f"fraction={fraction}", expected="0 < fraction <= 1", fix="5 % is fraction=0.05")
             k = ceil(fraction * n - 1e-9)
         scored = len(self._ranked(best=True))
-        if k is None or not 0 <= k <= scored:
+        if not isinstance(k, Integral) or not 0 <= k <= scored:
             raise HeadError(
                 f"k={k} of {n} heads, of which {scored} have a score",
                 expected=f"0 <= k <= {scored}",
                 fix="ask for fewer heads",
             )
-        return k
+        return int(k)
 
     def _set(self, heads: list[Head], which: str) -> HeadSet:
         n_layers, n_heads = self.values.shape
@@ -344,6 +345,7 @@ def _nanmean(samples: Float[ndarray, "sample layer head"]) -> Float[ndarray, "la
 
 def _write(path: Path, body: str | bytes) -> None:
     """The whole file or the old one, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
     part.write_bytes(body.encode() if isinstance(body, str) else body)
     os.replace(part, path)

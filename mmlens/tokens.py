@@ -125,7 +125,9 @@ def parse_group(text: str) -> tuple[tuple[str, str], ...]:
     return tuple(terms)
 
 
-def resolve_group(group: Group, roles: dict[str, tuple[int, ...]], *, length: int, example: int) -> tuple[int, ...]:
+def resolve_group(
+    group: Group, roles: dict[str, tuple[int, ...]], *, length: int, example: int, batch: int = 1
+) -> tuple[int, ...]:
     """Sorted positions of `group` in one example.
 
     Parameters
@@ -136,8 +138,8 @@ def resolve_group(group: Group, roles: dict[str, tuple[int, ...]], *, length: in
         Positions for each name that has a meaning in this example.
     length
         Columns of the encoded batch; negative ints count from it.
-    example
-        Which entry of a TokenSet or PerExample to take.
+    example, batch
+        Which entry of a TokenSet or PerExample to take, and how many it must have.
     """
     if isinstance(group, str):
         chosen: set[int] = set()
@@ -153,9 +155,9 @@ def resolve_group(group: Group, roles: dict[str, tuple[int, ...]], *, length: in
         return tuple(sorted(chosen))
     if isinstance(group, PerExample | TokenSet):
         entries = group.per_example if isinstance(group, TokenSet) else group
-        if example >= len(entries):
+        if len(entries) != batch:
             raise TokenGroupError(
-                f"a group over {len(entries)} examples for a batch that has example {example}",
+                f"a group over {len(entries)} examples for a batch of {batch}",
                 expected="one entry for each example of the prompt",
                 fix="build it from this prompt",
             )

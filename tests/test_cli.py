@@ -94,6 +94,21 @@ def test_scan_then_ablate(monkeypatch, capsys, tmp_path):
     assert "these" in out
 
 
+def test_demo_writes_the_page_and_the_results(monkeypatch, capsys, tmp_path):
+    from mmlens.studies import core_heads
+
+    real = core_heads.Protocol
+    sizes = dict(n_rank=10, n_judge=10, n_dose=10, draws=1, dose_draws=1, doses=(1,))
+    monkeypatch.setattr(core_heads, "Protocol", lambda seed: real(seed=seed, **sizes))
+    _, out, _ = _run(monkeypatch, capsys, "demo", "--out", str(tmp_path / "demo"), "--json")
+    body = json.loads(out)
+    assert body == json.loads((tmp_path / "demo/results.json").read_text()) and body["n"] == 10
+    assert {"accuracy", "chance", "k", "n_heads", "n", "seed", "ram_top", "output_zero", "visual_mask"} <= set(body)
+    assert (tmp_path / "demo/index.html").stat().st_size < 4 * 2**20
+    code, out, _ = _run(monkeypatch, capsys, "demo", "--out", str(tmp_path / "demo"), "--seed", "1")
+    assert "page:" in out and "layer_matched" in out
+
+
 @pytest.mark.parametrize(
     ("argv", "error"),
     [
@@ -105,6 +120,7 @@ def test_scan_then_ablate(monkeypatch, capsys, tmp_path):
         (["ablate", "toy-qwen3-vl"], "OptionError"),
         (["ablate", "toy-qwen3-vl", "--heads", "0-1"], "HeadError"),
         (["ablate", "toy-qwen3-vl", "--heads", "0.99"], "HeadError"),
+        (["ablate", "toy-qwen3-vl", "--heads", "0.0", "--k", "3"], "OptionError"),
         (["ablate", "toy-qwen3-vl", "--scores", "/nowhere"], "RunFolderError"),
         (["demo", "--model", "nobody/nothing"], "ModelNotFoundError"),
     ],

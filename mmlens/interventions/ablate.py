@@ -44,6 +44,7 @@ def ablate(vlm: HookedVLM, heads: Any, *, mode: str = "output_zero") -> Iterator
     """
     if mode not in MODES:
         raise OptionError(f"mode={mode!r}", expected=f"one of {', '.join(MODES)}", fix="see docs/interventions.md")
+    vlm.opened()
     table = vlm.head_table(heads)
     edits = {("decoder", layer): (HeadEdit(chosen, cast(Mode, mode)),) for layer, chosen in table.items() if chosen}
     with ExitStack() as stack:

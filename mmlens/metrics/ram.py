@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Union
+from typing import Any, Union
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-Chosen = Union[Bool[Tensor, "*batch axis"], Sequence[int], None]
+Rows = Union[Bool[Tensor, "*batch row"], Sequence[int], None]
+Keys = Union[Bool[Tensor, "*batch key"], Sequence[int], None]
 
 
-def ram(pattern: Float[Tensor, "*batch head row key"], query: Chosen, evidence: Chosen) -> Float[Tensor, "*batch head"]:
+def ram(pattern: Float[Tensor, "*batch head row key"], query: Rows, evidence: Keys) -> Float[Tensor, "*batch head"]:
     """RAM of each query head.
 
     RAM[h] = (1 / |Q|) * sum_{x in Q} sum_{y in Omega} A[h, x, y]
@@ -22,7 +23,7 @@ def ram(pattern: Float[Tensor, "*batch head row key"], query: Chosen, evidence: 
     pattern
         Attention after softmax. Rows may be a cut of the prompt, padded with NaN.
     query
-        Q, as indexes of the pattern's row axis or a mask over it; None means all rows given.
+        Q, as indexes of the pattern's row axis or a mask over it; None means all rows given, NaN padding left out.
     evidence
         Omega, as indexes of the key axis or a mask over it.
 
@@ -41,16 +42,15 @@ def ram(pattern: Float[Tensor, "*batch head row key"], query: Chosen, evidence: 
     >>> ram(row, None, [1, 2])
     tensor([0.5000])
     """
-    rows = _mask(query, pattern, -2)
-    omega = _mask(evidence, pattern, -1)
+    rows, omega = _rows(query, pattern), _mask(evidence, pattern, -1)
     mass = torch.einsum("...hxy,...y->...hx", pattern.float(), omega.float())
     return _row_mean(mass, rows, omega)
 
 
 def lift(
     pattern: Float[Tensor, "*batch head row key"],
-    query: Chosen,
-    evidence: Chosen,
+    query: Rows,
+    evidence: Keys,
     *,
     visible: Int[Tensor, "*batch row"] | None = None,
 ) -> Float[Tensor, "*batch head"]:
@@ -76,7 +76,7 @@ def lift(
     n_rows, n_keys = pattern.shape[-2:]
     if visible is None:
         visible = torch.arange(n_keys - n_rows + 1, n_keys + 1, device=pattern.device)
-    rows, omega = _mask(query, pattern, -2), _mask(evidence, pattern, -1)
+    rows, omega = _rows(query, pattern), _mask(evidence, pattern, -1)
     chance = omega.sum(-1, keepdim=True).float() / visible.clamp(min=1)
     expected = _row_mean(chance.broadcast_to(rows.shape)[..., None, :], rows, omega)
     return ram(pattern, query, evidence) / expected
@@ -97,9 +97,17 @@ def _row_mean(
     return torch.where(sound, total / n, torch.nan)
 
 
-def _mask(chosen: Chosen, pattern: Tensor, axis: int) -> Bool[Tensor, "*batch axis"]:
+def _rows(query: Any, pattern: Tensor) -> Bool[Tensor, "*batch row"]:
+    """The query rows, without the NaN rows that pad ragged examples."""
+    rows = _mask(query, pattern, -2)
+    return rows & ~pattern.isnan().any(-1).all(-2) if query is None and pattern.shape[-3] else rows
+
+
+def _mask(chosen: Any, pattern: Tensor, axis: int) -> Bool[Tensor, "*batch axis"]:
     """A mask over one axis of the pattern, with the pattern's leading axes."""
     size = pattern.shape[axis]
+    if isinstance(chosen, Sequence) and any(isinstance(c, bool) for c in chosen):
+        chosen = torch.tensor(chosen)
     if isinstance(chosen, Tensor) and chosen.dtype == torch.bool:
         mask = chosen
     else:

@@ -38,8 +38,10 @@ class ActivationCache(Mapping[str, Tensor]):
     all work. Values are copies; see docs/concepts.md for the axes of each name.
     """
 
-    def __init__(self, values: dict[str, Tensor], sites: Sites, prompt: Prompt, selection: Selection) -> None:
-        self._values, self._sites, self.prompt, self._selection = values, sites, prompt, selection
+    def __init__(
+        self, values: dict[str, Tensor], sites: Sites, prompt: Prompt, selection: Selection, *, step: int = 0
+    ) -> None:
+        self._values, self._sites, self.prompt, self._selection, self.step = values, sites, prompt, selection, step
 
     def __getitem__(self, key: str | tuple[str, int]) -> Tensor:
         name = self._name(key)
@@ -53,6 +55,10 @@ class ActivationCache(Mapping[str, Tensor]):
 
     def _name(self, key: str | tuple[str, int]) -> str:
         if isinstance(key, tuple):
+            if len(key) != 2 or not isinstance(key[0], str) or not isinstance(key[1], int):
+                raise UnknownHookError(
+                    f"cache key {key!r}", expected="(short name, layer)", fix="cache['pattern', 5] or a full name"
+                )
             return self._sites.layer(*key).name
         if key in self._values or key in self._sites.by_name:
             return key
@@ -86,16 +92,18 @@ class ActivationCache(Mapping[str, Tensor]):
     def to(self, device: str | torch.device) -> ActivationCache:
         """The same cache with every value on `device`."""
         moved = {name: value.to(device) for name, value in self._values.items()}
-        return ActivationCache(moved, self._sites, self.prompt, self._selection)
+        return ActivationCache(moved, self._sites, self.prompt, self._selection, step=self.step)
 
     def index(self, key: str | tuple[str, int]) -> Index:
         """Columns and heads of a value's axes, for values that `rows=`, `positions=` or `heads=` cut."""
         site = self._sites.get(self._name(key))
         value = self[site.name]
-        columns = self._selection.columns_of(site, decoding=False)
-        axis = next((site.axes.index(a) for a in ("query_pos", "pos", "row") if a in site.axes), 1)
+        columns = self._selection.columns_of(site, decoding=self.step > 0)
+        axis = next((site.axes.index(a) for a in ("query_pos", "pos") if a in site.axes), 1)
         if columns is None:
-            positions = torch.arange(value.shape[axis]).expand(value.shape[0], -1)
+            # a later generation step holds the one new position
+            first = self.prompt.n_columns + self.step - 1 if self.step and site.axes[axis] != "key" else 0
+            positions = torch.arange(first, first + value.shape[axis]).expand(value.shape[0], -1)
         else:
             width = value.shape[axis]
             positions = torch.tensor([[*c, *[-1] * (width - len(c))] for c in columns], dtype=torch.long)
@@ -139,6 +147,12 @@ class ActivationCache(Mapping[str, Tensor]):
                 f"{site.name!r} has axes {site.axes}",
                 expected="one vector for each patch, token or position",
                 fix="take a stream (resid_pre, resid_post, attn_out, mlp_out) or the projector's output",
+            )
+        if self.step > 0:
+            raise TokenGroupError(
+                "a grid of a later generation step, which holds one new token",
+                expected="the first step, which holds the picture",
+                fix="generation.steps[0].grid(...)",
             )
         packed = prompt.family.tower.packed
         if site.tower:

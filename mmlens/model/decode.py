@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mmlens.errors import OptionError
+from mmlens.errors import OptionError, TokenGroupError
 from mmlens.model.cache import ActivationCache
-from mmlens.model.encode import append_tokens
 from mmlens.model.engine import Engine, HeadsLike, PromptLike
 from mmlens.model.prompt import Prompt
 from mmlens.model.sites import NamesFilter, Site
@@ -53,7 +52,14 @@ def generate(
     prompt = engine.as_prompt(prompt)
     if max_new_tokens < 1:
         raise OptionError(f"max_new_tokens={max_new_tokens}", expected="at least 1", fix="ask for one token or more")
-    prompt = prompt.unforced()
+    given, prompt = prompt, prompt.unforced()
+    for name, group in (("rows", rows), ("positions", positions)):
+        if prompt is not given and group is not None and not isinstance(group, str):
+            raise TokenGroupError(
+                f"{name}= by columns for a prompt that ends with answer tokens",
+                expected="a name expression: the answer is left out of what is continued, which moves columns",
+                fix=f"use a name ({name}='subject'), or build the prompt without answer=",
+            )
     selection = engine.selection(prompt, rows, heads, positions)
     steps: list[dict[str, Tensor]] = []
 
@@ -71,7 +77,8 @@ def generate(
     )
     new = ids[:, prompt.n_columns :]
     text = [] if engine.processor is None else engine.processor.tokenizer.batch_decode(new, skip_special_tokens=True)
-    caches = [ActivationCache(values, engine.sites, prompt, selection) for values in steps]
+    steps += [{} for _ in range(new.shape[1] - len(steps))] if actions else []  # the tower runs in the first step only
+    caches = [ActivationCache(values, engine.sites, prompt, selection, step=i) for i, values in enumerate(steps)]
     return Generation(new, [t.strip() for t in text], caches)
 
 
@@ -82,6 +89,20 @@ def _generate_call(model: Any, holder: dict[str, Any], max_new_tokens: int) -> C
         return holder["result"]
 
     return call
+
+
+def _extended(prompt: Prompt, tokens: Sequence[int]) -> Prompt:
+    """The prompt with the same tokens after every example; old columns keep their numbers and roles."""
+    n, columns = len(prompt), prompt.n_columns
+    inputs = dict(prompt.inputs)
+    for key, value in (("attention_mask", 1), ("mm_token_type_ids", 0), ("token_type_ids", 0)):
+        if key in inputs:
+            inputs[key] = torch.cat([inputs[key], inputs[key].new_full((n, len(tokens)), value)], 1)
+    added = torch.tensor([list(tokens)] * n, dtype=torch.long, device=inputs["input_ids"].device).view(n, len(tokens))
+    inputs["input_ids"] = torch.cat([inputs["input_ids"], added], 1)
+    new = tuple(range(columns, columns + len(tokens)))
+    roles = tuple({**r, "all": r["all"] + new, "text": r["text"] + new} for r in prompt.roles)
+    return replace(prompt, inputs=inputs, roles=roles)
 
 
 def answer_logprobs(
@@ -97,7 +118,7 @@ def answer_logprobs(
             fix="give the candidates",
         )
     prompt = prompt.unforced()
-    last = [r["last"][0] for r in prompt.roles]
+    last = [r["all"][-1] for r in prompt.roles]
     batch = torch.arange(len(prompt))
     scores = torch.zeros(len(prompt), len(ids))
     by_prefix: dict[tuple[int, ...], list[tuple[int, int]]] = {}
@@ -105,9 +126,12 @@ def answer_logprobs(
         for i, token in enumerate(tokens):
             by_prefix.setdefault(tuple(tokens[:i]), []).append((answer, token))
     for prefix, wanted in by_prefix.items():
-        grown = append_tokens(prompt.inputs, [prefix] * len(prompt), pad_id=0)
-        longer = Prompt.from_inputs(grown, engine.family, engine.config, engine.processor)
-        logits = engine.forward(longer, [])[batch, [c + len(prefix) for c in last]].float().log_softmax(-1).cpu()
+        logits = (
+            engine.forward(_extended(prompt, prefix), [])[batch, [c + len(prefix) for c in last]]
+            .float()
+            .log_softmax(-1)
+            .cpu()
+        )
         for answer, token in wanted:
             scores[:, answer] += logits[:, token]
     return scores

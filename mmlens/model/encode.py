@@ -94,6 +94,12 @@ def _messages(question: Any, pictures: Sequence[Any], system: str | None) -> tup
                     fix="[{'role': 'user', 'content': [{'type': 'image'}, {'type': 'text', 'text': '...'}]}]",
                 )
             content = turn["content"]
+            if not isinstance(content, str) and not all(isinstance(p, Mapping) and "type" in p for p in content):
+                raise PromptError(
+                    f"chat content {content!r}",
+                    expected="text, or a list of parts {'type': 'image'} and {'type': 'text', 'text': ...}",
+                    fix="give every part its type",
+                )
             parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
             turns.append(
                 {
@@ -133,7 +139,7 @@ def encode(examples: Sequence[Example], family: Family, config: Any, processor: 
     )
     inputs = {k: v for k, v in encoded.items() if isinstance(v, torch.Tensor)}
     check_inputs(family, config, inputs)
-    answers = [_ids(processor, e.answer) if e.answer is not None else [] for e in examples]
+    answers = [tokenize(processor.tokenizer, e.answer) if e.answer is not None else [] for e in examples]
     forced = tuple(max(len(a) - 1, 0) for a in answers)
     inputs = append_tokens(inputs, [a[:-1] for a in answers], pad_id=_pad_id(processor))
     roles = basic_roles(inputs, family, config)
@@ -147,10 +153,6 @@ def encode(examples: Sequence[Example], family: Family, config: Any, processor: 
         if example.distractors:
             roles[i]["distractor"] = located(prompt, i, example.distractors)
     return replace(prompt, roles=tuple(roles))
-
-
-def _ids(processor: Any, text: str) -> list[int]:
-    return processor.tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 def _pad_id(processor: Any) -> int:
@@ -238,19 +240,32 @@ def _short_encoding(text: str, processor: Any, config: Any, n_pictures: int) -> 
             expected="one picture for each {'type': 'image'} part",
             fix="pass images=[...] in the order of the marks",
         )
-    unknown = processor.tokenizer.unk_token_id
     spans = encoded["offset_mapping"]
-    if unknown is not None and unknown in ids:
-        words = sorted({text[a:b] for i, (a, b) in zip(ids, spans) if i == unknown})
-        special = set(processor.tokenizer.all_special_tokens)
-        vocabulary = sorted(w for w in processor.tokenizer.get_vocab() if w not in special and w.strip())
-        listed = " ".join(vocabulary) if len(vocabulary) <= 200 else f"{len(vocabulary)} words"
-        raise UnknownWordError(
-            f"this model has never seen {', '.join(map(repr, words))}",
-            expected=f"its vocabulary: {listed}",
-            fix="use those words only, or a model with an open vocabulary",
-        )
+    refuse_unknown(processor.tokenizer, text, ids, spans)
     return list(zip(ids, map(tuple, spans)))
+
+
+def refuse_unknown(tokenizer: Any, text: str, ids: Sequence[int], spans: Sequence[Span]) -> None:
+    """Raise for words that the tokenizer has no token for; the message lists a small vocabulary whole."""
+    unknown = tokenizer.unk_token_id
+    if unknown is None or unknown not in ids:
+        return
+    words = sorted({text[a:b] for i, (a, b) in zip(ids, spans) if i == unknown})
+    special = set(tokenizer.all_special_tokens)
+    vocabulary = sorted(w for w in tokenizer.get_vocab() if w not in special and w.strip())
+    listed = " ".join(vocabulary) if len(vocabulary) <= 200 else f"{len(vocabulary)} words"
+    raise UnknownWordError(
+        f"this model has never seen {', '.join(map(repr, words))}",
+        expected=f"its vocabulary: {listed}",
+        fix="use those words only, or a model with an open vocabulary",
+    )
+
+
+def tokenize(tokenizer: Any, text: str) -> list[int]:
+    """Ids of a text without special tokens around it; raises UnknownWordError."""
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    refuse_unknown(tokenizer, text, encoded["input_ids"], encoded["offset_mapping"])
+    return list(encoded["input_ids"])
 
 
 def _with_text_roles(
@@ -298,7 +313,12 @@ def _with_text_roles(
 
 def _subject_span(example: Example, question: list[Span]) -> Span:
     """Characters of the subject in the rendered text, from a substring or a span of the question's text."""
-    text = next(p["text"] for p in reversed(example.messages[-1]["content"]) if p["type"] == "text")
+    texts = [p["text"] for p in example.messages[-1]["content"] if p["type"] == "text"]
+    if not texts:
+        raise PromptError(
+            "a subject= of a question without words", expected="text in the last message", fix="drop subject="
+        )
+    text = texts[-1]
     lead = len(text) - len(text.lstrip()) if question[-1][1] - question[-1][0] < len(text) else 0
     start = question[-1][0] - lead
     if isinstance(example.subject, str):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from numbers import Integral
 from typing import Any, Union
 
 import torch
@@ -166,6 +167,12 @@ class Engine:
         """Heads in any accepted form as {layer: sorted heads}; raises HeadError for heads that are not there."""
         by_layer = getattr(heads, "by_layer", None)
         if callable(by_layer):
+            if tuple(heads.shape) != (self.n_layers, self.n_heads):
+                raise HeadError(
+                    f"a head set of a model with {heads.shape[0]} layers of {heads.shape[1]} heads",
+                    expected=f"a set of this model: {self.n_layers} layers of {self.n_heads} query heads",
+                    fix="rank this model's heads, or load the other model",
+                )
             table = by_layer()
         elif isinstance(heads, Mapping):
             table = heads
@@ -177,15 +184,15 @@ class Engine:
                 table = dict.fromkeys(range(self.n_layers), listed)
         found = {}
         for layer, chosen in table.items():
-            chosen = list(chosen)
-            wrong = [h for h in chosen if not isinstance(h, int) or isinstance(h, bool) or not 0 <= h < self.n_heads]
-            if not isinstance(layer, int) or not 0 <= layer < self.n_layers or wrong:
+            chosen = list(chosen) if isinstance(chosen, Iterable) and not isinstance(chosen, str) else [chosen]
+            wrong = [h for h in chosen if not _is_index(h, self.n_heads)]
+            if wrong or not _is_index(layer, self.n_layers):
                 raise HeadError(
                     f"heads {wrong or chosen} of layer {layer}",
                     expected=f"layers 0 to {self.n_layers - 1}, query heads 0 to {self.n_heads - 1}",
                     fix="heads are ints, {layer: ints}, (layer, head) pairs or a HeadSet of this model",
                 )
-            found[layer] = tuple(sorted(set(chosen)))
+            found[int(layer)] = tuple(sorted({int(h) for h in chosen}))
         return found
 
     def selection(self, prompt: Prompt, rows: Any, heads: Any, positions: Any) -> Selection:
@@ -258,7 +265,8 @@ class Engine:
         everything = [a for caller in callers for a in caller]
         holder: dict[str, Any] = {}
         inputs = self.model_inputs(prompt)
-        with self.requests.lock:
+        # Hooks tell edits from looks by version counters, which inference mode switches off.
+        with self.requests.lock, torch.inference_mode(False), torch.no_grad():
             if not everything:
                 call(holder)(**inputs)
                 return holder["result"]
@@ -278,3 +286,7 @@ class Engine:
                 finally:
                     wrapped.pack_tower(False)
         return holder["result"]
+
+
+def _is_index(value: Any, size: int) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and 0 <= int(value) < size

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from mmlens.errors import NoProcessorError, OptionError
 from mmlens.model.cache import ActivationCache
 from mmlens.model.decode import Generation, answer_logprobs, generate
-from mmlens.model.encode import encode, make_examples
+from mmlens.model.encode import encode, make_examples, tokenize
 from mmlens.model.engine import Engine, HeadsLike, PromptLike
-from mmlens.model.loading import load
+from mmlens.model.loading import as_device, as_dtype, load, shown_name
 from mmlens.model.prompt import Prompt
 from mmlens.model.run import HookFn, no_grad_call
 from mmlens.model.select import Selection
@@ -88,12 +88,18 @@ class HookedVLM(Engine):
             raise OptionError(
                 "device= and device_map= together", expected="one of them", fix="drop device= to spread the model"
             )
+        target = None if device is None else as_device(device)
         model, processor = load(
-            str(name), dtype=dtype, device_map=device_map, revision=revision, trust_remote_code=trust_remote_code
+            str(name),
+            dtype=as_dtype(dtype),
+            device_map=device_map,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
         )
-        if device is not None:
-            model = model.to(device)
-        return cls(model, processor, name=str(name), revision=revision or getattr(model.config, "_commit_hash", None))
+        if target is not None:
+            model = model.to(target)
+        revision = revision or getattr(model.config, "_commit_hash", None)
+        return cls(model, processor, name=shown_name(str(name)), revision=revision)
 
     @classmethod
     def from_model(cls, model: nn.Module, processor: Any = None) -> HookedVLM:
@@ -104,7 +110,7 @@ class HookedVLM(Engine):
         UnknownFamilyError, AlreadyWrappedError, PictureTokenError
         """
         name = getattr(model.config, "_name_or_path", "") or type(model).__name__
-        return cls(model, processor, name=name, revision=None)
+        return cls(model, processor, name=shown_name(name), revision=None)
 
     def __enter__(self) -> HookedVLM:
         return self
@@ -214,7 +220,7 @@ class HookedVLM(Engine):
 
     def to_tokens(self, text: str) -> Int[Tensor, "1 pos"]:
         """Token ids of a text, without special tokens around it."""
-        return torch.tensor([self.tokenizer(text, add_special_tokens=False)["input_ids"]], dtype=torch.long)
+        return torch.tensor([tokenize(self.tokenizer, text)], dtype=torch.long)
 
     def to_str_tokens(self, prompt: PromptLike | str) -> list[str] | list[list[str]]:
         """Every token as text: a list for one text or example, a list of lists for a batch."""
@@ -227,7 +233,7 @@ class HookedVLM(Engine):
     def to_single_token(self, text: str) -> int:
         """The id of a text that is one token; raises OptionError otherwise."""
         ids = self.to_tokens(text)[0].tolist()
-        if len(ids) != 1 or ids[0] == self.tokenizer.unk_token_id:
+        if len(ids) != 1:
             raise OptionError(
                 f"{text!r} is {len(ids)} tokens: {self.tokenizer.convert_ids_to_tokens(ids)}",
                 expected="a text that is exactly one token of this tokenizer",
@@ -325,7 +331,9 @@ class HookedVLM(Engine):
         Takes what `run_with_hooks` takes. Outer blocks run first, then inner ones, then the call's own.
         """
         self.opened()
-        self.hook_actions(fwd_hooks, Selection(), None)  # wrong names raise here, not at the first run
+        self.hook_actions(fwd_hooks, Selection(), None)  # wrong names and heads raise here, not at the first run
+        if heads is not None:
+            self.head_table(heads)
         entry = (list(fwd_hooks), rows, heads)
         self._hooks.append(entry)
         try:
@@ -338,7 +346,7 @@ class HookedVLM(Engine):
         prompt: PromptLike,
         *,
         max_new_tokens: int = 32,
-        names_filter: NamesFilter | None = (),
+        names_filter: NamesFilter = None,
         rows: Group | None = None,
         heads: HeadsLike | None = None,
         positions: Group | None = None,
@@ -351,14 +359,14 @@ class HookedVLM(Engine):
         max_new_tokens
             Stops there, or at the end token.
         names_filter, rows, heads, positions, device
-            As in `run_with_cache`; nothing is captured by default. `rows` and `positions` cut the first step only:
+            As in `run_with_cache`, but None captures nothing. `rows` and `positions` cut the first step only:
             each later step has one new position.
         """
         return generate(
             self,
             prompt,
             max_new_tokens=max_new_tokens,
-            names_filter=names_filter,
+            names_filter=() if names_filter is None else names_filter,
             rows=rows,
             heads=heads,
             positions=positions,
@@ -369,7 +377,14 @@ class HookedVLM(Engine):
         """The raw nnsight block: `with vlm.trace(prompt): value = vlm.site(name).read().save()`.
 
         Sites must be read in order of execution; only saved values survive the block. No gradient graph is kept.
+        Ablations hold inside it; `vlm.hooks(...)` do not, and are refused.
         """
+        if self._hooks:
+            raise OptionError(
+                "a trace inside vlm.hooks(...), whose functions a raw block would not run",
+                expected="trace outside hooks()",
+                fix="write to the sites inside the block instead: vlm.site(name).write(value)",
+            )
         prompt = self.as_prompt(prompt)
         inputs = self.model_inputs(prompt)
         return self.opened().root.trace(fn=no_grad_call(self.hf, {}), tracer_cls=tracer_class(self), **inputs)

@@ -7,7 +7,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from mmlens.errors import ModelNotFoundError, UnknownFamilyError, closest
+from mmlens.errors import ModelNotFoundError, OptionError, UnknownFamilyError, closest
 from mmlens.families import FAMILIES
 
 
@@ -43,6 +43,7 @@ def resolve(name: str) -> tuple[str, bool]:
 
 def load(name: str, *, dtype: Any, device_map: Any, revision: str | None, trust_remote_code: bool) -> tuple[Any, Any]:
     """The Hugging Face model (evaluation mode, SDPA) and its processor."""
+    from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 
     source, local = resolve(name)
@@ -59,8 +60,9 @@ def load(name: str, *, dtype: Any, device_map: Any, revision: str | None, trust_
         raise _not_loadable(name, source, local, error) from error
     check_architecture(name, config)
     try:
-        model = AutoModelForImageTextToText.from_pretrained(
+        model, report = AutoModelForImageTextToText.from_pretrained(
             source,
+            output_loading_info=True,
             dtype=dtype,
             device_map=device_map,
             attn_implementation="sdpa",
@@ -68,9 +70,45 @@ def load(name: str, *, dtype: Any, device_map: Any, revision: str | None, trust_
             **options,
         )
         processor = AutoProcessor.from_pretrained(source, trust_remote_code=trust_remote_code, **options)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise _not_loadable(name, source, local, error) from error
+    missing = sorted(report.get("missing_keys") or ())
+    if missing:
+        raise ModelNotFoundError(
+            f"{name!r} lacks {len(missing)} weights, {missing[0]} among them",
+            expected="every weight of the architecture; missing ones would be random",
+            fix="save or download the checkpoint again",
+        )
     return model.eval(), processor
+
+
+def as_dtype(dtype: Any) -> Any:
+    """A torch dtype from one or its name; "auto" stays."""
+    import torch
+
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) and dtype != "auto" else dtype
+    if found != "auto" and not isinstance(found, torch.dtype):
+        raise OptionError(f"dtype={dtype!r}", expected="'auto', a torch dtype or its name", fix="dtype='bfloat16'")
+    return found
+
+
+def as_device(device: Any) -> Any:
+    """A torch device that this machine has."""
+    import torch
+
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise OptionError(
+            f"device={device!r}: {str(error).splitlines()[0]}", expected="a device of this machine", fix="device='cpu'"
+        ) from error
+    return found
+
+
+def shown_name(name: str) -> str:
+    """What a result calls the model: a folder by its last part, so that results do not depend on where it lies."""
+    return Path(name).name if Path(name).is_dir() else name
 
 
 def check_architecture(name: str, config: Any) -> None:

@@ -15,6 +15,9 @@ Picture = Union["Image.Image", str, Path, np.ndarray]
 
 def load_picture(picture: Any) -> Image.Image:
     """An RGB image from a PIL image, a path, or a uint8 array (height, width, 3); stored orientation is kept."""
+    size = getattr(picture, "shape", None) or getattr(picture, "size", None)
+    if isinstance(size, tuple) and 0 in size:
+        raise PictureError("a picture without pixels", expected="at least one pixel", fix="check how it was cut out")
     try:
         if isinstance(picture, str | Path):
             with Image.open(picture) as opened:

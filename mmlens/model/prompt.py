@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from mmlens.errors import PromptError, RegionError, TokenGroupError
+from mmlens.errors import PlaceholderError, PromptError, RegionError, TokenGroupError
 from mmlens.evidence.locate import covered_tokens
 from mmlens.evidence.regions import Box
 from mmlens.families.base import Family
@@ -142,7 +142,10 @@ class Prompt:
             For a name that has no meaning in this prompt.
         """
         return TokenSet(
-            tuple(resolve_group(group, roles, length=self.n_columns, example=i) for i, roles in enumerate(self.roles))
+            tuple(
+                resolve_group(group, roles, length=self.n_columns, example=i, batch=len(self))
+                for i, roles in enumerate(self.roles)
+            )
         )
 
     def locate(self, region: Box, *, image: int = 0, example: int = 0) -> TokenSet:
@@ -202,7 +205,7 @@ def basic_roles(inputs: Mapping[str, Any], family: Family, config: Any) -> list[
     ids, mask = inputs["input_ids"], inputs["attention_mask"]
     counts = list(family.picture_tokens(config, inputs))
     found: list[Roles] = []
-    for row, real in zip(ids.tolist(), mask.tolist()):
+    for example, (row, real) in enumerate(zip(ids.tolist(), mask.tolist())):
         every = tuple(i for i, keep in enumerate(real) if keep)
         image = tuple(i for i in every if row[i] == config.image_token_id)
         roles: Roles = {"all": every, "text": tuple(i for i in every if row[i] != config.image_token_id)}
@@ -211,7 +214,13 @@ def basic_roles(inputs: Mapping[str, Any], family: Family, config: Any) -> list[
             roles["image"] = image
         start, number = 0, 0
         while start < len(image):
-            n = counts.pop(0)
+            n = counts.pop(0) if counts else 0
+            if not 0 < n <= len(image) - start:
+                raise PlaceholderError(
+                    f"example {example} has {len(image)} picture tokens, which no number of whole pictures fills",
+                    expected="whole pictures in every example, in prompt order",
+                    fix="encode each text with its own pictures, in one call of the processor",
+                )
             roles[f"image:{number}"] = image[start : start + n]
             start, number = start + n, number + 1
         found.append(roles)

@@ -140,4 +140,6 @@ def _merge_heads(asked: list[tuple[int, ...] | None]) -> tuple[int, ...] | None:
 def pad_rows(rows: Rows, device: torch.device | str = "cpu") -> Tensor:
     """Ragged rows as a (batch, n) tensor, -1 where padded."""
     width = max(map(len, rows), default=0)
-    return torch.tensor([[*r, *[-1] * (width - len(r))] for r in rows], dtype=torch.long, device=device).view(-1, width)
+    return torch.tensor([[*r, *[-1] * (width - len(r))] for r in rows], dtype=torch.long, device=device).view(
+        len(rows), width
+    )

@@ -30,7 +30,7 @@ def load_task(name: str, **options: Any) -> Task:
     --------
     >>> from mmlens import load_task
     >>> load_task("scenes/image").examples("rank", 1)[0].question
-    'What color is the bar?'
+    'What color is the star?'
     """
     if name not in TASKS:
         raise UnknownTaskError(

@@ -66,8 +66,11 @@ class Task:
                 f"split={split!r}", expected="'rank' or 'judge'", fix="scans rank, task.evaluate judges; no other half"
             )
         n = self.default_n if n is None else n
-        if n < 1:
-            raise OptionError(f"n={n}", expected="at least one example", fix="leave n= out, or ask for more")
+        for name, value, least in (("n", n, 1), ("seed", seed, 0)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise OptionError(
+                    f"{name}={value!r}", expected=f"an int, at least {least}", fix=f"leave {name}= out, or give one"
+                )
         return [self.example(split, i, seed) for i in range(n)]
 
     def example(self, split: Split, index: int, seed: int) -> TaskExample:

@@ -321,7 +321,9 @@ def main() -> None:
     """Command line of the recipe."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", choices=["toy-qwen3-vl"])
-    parser.add_argument("--out", type=Path, required=True, help="folder for the checkpoint and the finished model")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/toys"), help="folder for the checkpoint and the finished model"
+    )
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

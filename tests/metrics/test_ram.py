@@ -64,6 +64,18 @@ def test_padded_rows_do_not_spread_their_nan():
     assert got[:, 0].tolist() == pytest.approx([(1 / 3 + 1 / 4 + 1 / 5) / 3, (1 / 3 + 1 / 4) / 2])
 
 
+def test_all_rows_given_means_all_real_rows():
+    pattern = _uniform(5).repeat(2, 1, 1, 1)[..., 2:, :]
+    pattern[1, :, 2] = float("nan")
+    rows = torch.tensor([[True, True, True], [True, True, False]])
+    assert torch.equal(ram(pattern, None, [0]), ram(pattern, rows, [0]))
+    assert torch.equal(lift(pattern, None, [0]), lift(pattern, rows, [0]))
+
+
+def test_lists_of_bools_are_masks():
+    assert torch.equal(ram(_uniform(3), [False, True, True], [True, False, False]), ram(_uniform(3), [1, 2], [0]))
+
+
 def test_sums_are_float32_in_bfloat16():
     pattern = torch.full((1, 1, 4096), 1 / 4096, dtype=torch.bfloat16)
     got = ram(pattern, None, list(range(4096)))

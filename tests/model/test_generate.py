@@ -6,7 +6,7 @@ import tiny
 import torch
 
 from mmlens import HookedVLM
-from mmlens.errors import OptionError
+from mmlens.errors import OptionError, TokenGroupError
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
@@ -63,6 +63,53 @@ def test_a_forced_answer_is_not_continued(wrapped):
     assert forced.n_columns == bare.n_columns + 2
     assert torch.equal(
         wrapped.generate(bare, max_new_tokens=3).tokens, wrapped.generate(forced, max_new_tokens=3).tokens
+    )
+
+
+def test_groups_by_column_are_refused_where_columns_move(wrapped):
+    batch = wrapped.prompt(
+        list(oracle.QUESTIONS),
+        images=[[tiny.picture()], [tiny.picture()]],
+        subject=["star", "square"],
+        answer=["red", "red and blue"],
+    )
+    with pytest.raises(TokenGroupError, match="name expression"):
+        wrapped.generate(batch, max_new_tokens=1, names_filter="pattern", rows=batch.tokens("subject"))
+    steps = wrapped.generate(batch, max_new_tokens=1, names_filter="pattern", rows="subject").steps
+    bare = batch.unforced()
+    want = wrapped.run_with_cache(bare, "pattern", rows="subject")[1]
+    assert torch.equal(steps[0]["pattern", 1], want["pattern", 1])
+    assert steps[0].index(("pattern", 1)).positions.tolist() == [list(p) for p in bare.tokens("subject").per_example]
+
+
+def test_every_step_has_a_cache_that_knows_its_column(wrapped):
+    prompt = oracle.prompts(wrapped)["batch"]
+    steps = wrapped.generate(prompt, max_new_tokens=3, names_filter=["vision.z"]).steps
+    assert [len(s) for s in steps] == [3, 0, 0]
+    steps = wrapped.generate(prompt, max_new_tokens=3, names_filter=["pattern", "resid_post"], rows="question").steps
+    for i in (1, 2):
+        assert steps[i].index(("pattern", 0)).positions.tolist() == [[prompt.n_columns + i - 1]] * 2
+        assert steps[i].index(("resid_post", 0)).positions.tolist() == [[prompt.n_columns + i - 1]] * 2
+        with pytest.raises(TokenGroupError, match="first step"):
+            steps[i].grid(("resid_post", 0))
+
+
+def test_none_captures_nothing(wrapped):
+    assert wrapped.generate(oracle.prompts(wrapped)["single"], max_new_tokens=2, names_filter=None).steps == []
+
+
+def test_forced_answers_keep_roles_and_padding(wrapped):
+    prompt = oracle.prompts(wrapped)["batch"]
+    seen = []
+    with wrapped.hooks([("blocks.0.attn.hook_pattern", lambda t, hook: seen.append(t.shape))], rows="subject"):
+        hooked = wrapped.answer_logprobs(prompt, ["red", "red and blue"])
+    assert torch.equal(hooked, wrapped.answer_logprobs(prompt, ["red", "red and blue"])) and len(seen) == 3
+    wider = {
+        k: torch.nn.functional.pad(v, (3, 0)) if v.shape == prompt.inputs["input_ids"].shape else v
+        for k, v in prompt.inputs.items()
+    }
+    assert torch.allclose(
+        wrapped.answer_logprobs(wider, ["red", "blue"]), wrapped.answer_logprobs(prompt, ["red", "blue"]), atol=1e-5
     )
 
 

@@ -113,8 +113,12 @@ def test_close_restores_everything(family):
     assert {n: m.__dict__.get("forward") for n, m in model.named_modules()} == forwards
     assert {n: set(m.__dict__) for n, m in model.named_modules()} == keys
     assert model.config._attn_implementation == "sdpa"
+    stock = tiny.FAMILIES[family]()[0]
     for name, prompt in prompts.items():
-        assert torch.equal(oracle.run(model, vlm.model_inputs(prompt)), prompt_logits[name])
+        inputs = vlm.model_inputs(prompt)
+        got, calls = _operations(lambda: model(**inputs).logits)
+        want, wanted = _operations(lambda: stock(**inputs).logits)
+        assert torch.equal(got, prompt_logits[name]) and torch.equal(got, want) and calls == wanted
 
 
 def test_closed_raises_and_may_be_wrapped_again(family):
@@ -125,6 +129,11 @@ def test_closed_raises_and_may_be_wrapped_again(family):
     vlm.close()
     with pytest.raises(ClosedError):
         vlm(prompt)
+    for context in (lambda: vlm.ablate([(0, 0)]), lambda: vlm.hooks([])):
+        with pytest.raises(ClosedError), context():
+            raise AssertionError("entered")
+    with pytest.raises(ClosedError):
+        vlm.trace(prompt)
     with HookedVLM.from_model(model, processor) as again:
         again.run_with_cache(prompt, "pattern")
 
@@ -216,6 +225,11 @@ def test_memory_stays_flat_over_fifty_runs(wrapped):
     sizes = []
     for _ in range(50):
         wrapped.run_with_cache(prompt, ["pattern", "resid_post", "vision.pattern"])
+        wrapped.generate(prompt, max_new_tokens=2, names_filter="pattern")
+        with wrapped.ablate([(0, 0)], mode="visual_mask"):
+            wrapped.run_with_hooks(prompt, [("z", lambda t, hook: t * 2)])
+        with wrapped.trace(prompt):
+            pattern = wrapped.site("blocks.1.attn.hook_pattern").read().save()
         sizes.append(process.memory_info().rss)
     assert max(sizes[10:]) - sizes[10] < 5 * 2**20
 

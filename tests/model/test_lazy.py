@@ -125,6 +125,52 @@ def test_an_empty_filter_keeps_nothing(wrapped):
     assert len(cache) == 0 and logits.shape[0] == 1
 
 
+@pytest.mark.parametrize("rows", [[], "image-image", PerExample([[], "last"])])
+def test_empty_groups_give_empty_axes(wrapped, rows):
+    prompt = oracle.prompts(wrapped)["batch"]
+    logits, cache = wrapped.run_with_cache(prompt, ["pattern", "resid_post", "z"], rows=rows, positions=rows)
+    n = 0 if not isinstance(rows, PerExample) else 1
+    assert cache["pattern", 0].shape[2] == cache["resid_post", 0].shape[1] == cache["z", 0].shape[1] == n
+    assert torch.equal(logits, wrapped(prompt)) and cache.index(("z", 0)).positions.shape == (2, n)
+    if n:
+        assert cache["resid_post", 0][0].isnan().all() and not cache["resid_post", 0][1].isnan().any()
+
+
+def test_groups_of_another_batch_are_refused(wrapped):
+    prompts = oracle.prompts(wrapped)
+    with pytest.raises(TokenGroupError, match="2 examples for a batch of 1"):
+        wrapped.run_with_cache(prompts["single"], "pattern", rows=prompts["batch"].tokens("last"))
+
+
+def test_everything_works_under_inference_mode(wrapped):
+    prompt = oracle.prompts(wrapped)["batch"]
+    want = wrapped.run_with_cache(prompt, "pattern")
+    with torch.inference_mode():
+        logits, cache = wrapped.run_with_cache(prompt, "pattern")
+        edited = wrapped.run_with_hooks(prompt, [("pattern", lambda t, hook: t.flip(-1))])
+    assert torch.equal(logits, want[0]) and torch.equal(cache["pattern", 1], want[1]["pattern", 1])
+    assert not torch.equal(edited, logits)
+
+
+def test_numpy_heads_and_single_heads_are_heads(wrapped):
+    import numpy as np
+
+    prompt = oracle.prompts(wrapped)["single"]
+    for heads in (np.array([1, 4]), {1: np.int64(4)}, {1: 4}):
+        _, cache = wrapped.run_with_cache(prompt, "pattern", heads=heads)
+        assert 4 in cache.index(("pattern", 1)).heads
+
+
+def test_a_head_set_of_another_model_is_refused(wrapped):
+    from mmlens import HeadSet
+
+    with (
+        pytest.raises(HeadError, match="40 layers of 40 heads"),
+        wrapped.ablate(HeadSet.of([(0, 0)], n_layers=40, n_heads=40)),
+    ):
+        pass
+
+
 @pytest.mark.parametrize("heads", [[6], [-1], {3: [0]}, {0: [0.5]}, "all"])
 def test_heads_that_are_not_there_are_named(wrapped, heads, as_users):
     with pytest.raises(HeadError, match="query heads 0 to 5"):

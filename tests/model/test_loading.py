@@ -51,6 +51,24 @@ def test_missing_weights_and_broken_config(copy):
         HookedVLM.from_pretrained(copy)
 
 
+def test_a_checkpoint_that_lacks_weights(copy):
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(copy / "model.safetensors")
+    gone = [k for k in weights if "layers.3.self_attn" in k]
+    save_file({k: v for k, v in weights.items() if k not in gone}, copy / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelNotFoundError, match=f"lacks {len(gone)} weights"):
+        HookedVLM.from_pretrained(copy)
+
+
+@pytest.mark.parametrize(
+    "options", [dict(dtype="float99"), dict(dtype=3), dict(device="gpu"), dict(device="cuda:7"), dict(dtype="nn")]
+)
+def test_dtypes_and_devices_that_do_not_exist(options, as_users):
+    with pytest.raises(OptionError):
+        HookedVLM.from_pretrained("toy-qwen3-vl", **options)
+
+
 def test_a_family_that_nobody_described(copy):
     config = json.loads((copy / "config.json").read_text())
     config.update(architectures=["LlamaForCausalLM"], model_type="llama")

@@ -163,6 +163,23 @@ def test_inputs_with_faults_are_each_named(wrapped, family, as_users):
             wrapped(nonsense)
 
 
+def test_picture_tokens_are_counted_in_every_example(wrapped):
+    prompt = oracle.prompts(wrapped)["batch"]
+    ids = prompt.inputs["input_ids"].clone()
+    ids[0, prompt.tokens("image").per_example[0][0]] = 5
+    ids[1, prompt.tokens("question").per_example[1][0]] = prompt.config.image_token_id
+    with pytest.raises(PlaceholderError, match="example 0"):
+        wrapped.run_with_cache(dict(prompt.inputs, input_ids=ids), "pattern")
+
+
+def test_chat_parts_without_a_type_or_words(wrapped):
+    for content in ([{"text": "what"}], ["what"]):
+        with pytest.raises(PromptError, match="type"):
+            wrapped.prompt([{"role": "user", "content": content}])
+    with pytest.raises(PromptError, match="without words"):
+        wrapped.prompt([{"role": "user", "content": [{"type": "image"}]}], images=[tiny.picture()], subject="star")
+
+
 def test_a_picture_token_at_odds_with_the_processor_is_named(family):
     model, processor = tiny.FAMILIES[family]()
     processor.image_token_id += 1
@@ -179,7 +196,9 @@ def test_picture_counts_must_match_the_marks(wrapped):
 
 
 @pytest.mark.parametrize(
-    "picture", ["missing.png", 3, np.zeros((4, 4, 3)), None], ids=["path", "int", "floats", "none"]
+    "picture",
+    ["missing.png", 3, np.zeros((4, 4, 3)), None, np.zeros((0, 4, 3), np.uint8), Image.new("RGB", (0, 4))],
+    ids=["path", "int", "floats", "none", "empty", "no width"],
 )
 def test_pictures_that_cannot_be_read_are_named(wrapped, picture, as_users):
     with pytest.raises(PictureError):

@@ -212,6 +212,20 @@ def test_trace_reads_and_writes_sites(wrapped):
     assert logits.abs().max() < cache["logits"].abs().max() and not logits.requires_grad
 
 
+def test_trace_refuses_hooks_that_it_would_not_run(wrapped):
+    from mmlens.errors import OptionError
+
+    with pytest.raises(OptionError, match="trace"), wrapped.hooks([("hook_logits", lambda t, hook: t * 0)]):
+        wrapped.trace(oracle.prompts(wrapped)["single"])
+
+
+def test_wrong_heads_of_hooks_raise_at_once(wrapped):
+    from mmlens.errors import HeadError
+
+    with pytest.raises(HeadError), wrapped.hooks([("z", lambda t, hook: None)], heads=[99]):
+        raise AssertionError("entered")
+
+
 def test_trace_out_of_order_is_explained(wrapped):
     from mmlens.errors import HookNotReachedError
 

@@ -12,8 +12,8 @@ import oracle
 import pytest
 import torch
 
-from mmlens import HeadScores, Task, TaskExample, load_task
-from mmlens.errors import OptionError, RunFolderError, TokenGroupError
+from mmlens import HeadScores, PerExample, Task, TaskExample, load_task
+from mmlens.errors import OptionError, RunFolderError, TokenGroupError, UnknownTaskError
 from mmlens.metrics import lift, ram
 
 
@@ -39,10 +39,10 @@ def test_scores_equal_whole_patterns_read_one_by_one(toy, scenes, query, metric)
 
 def test_only_the_rows_asked_for_are_built(toy, scenes):
     toy.scan(scenes, query="subject", n=50)  # encoded
-    prompt_columns = 90
     with oracle.Operations() as seen:
         toy.scan(scenes, query="subject", n=50)
-    assert seen.largest < 50 * 12 * prompt_columns * prompt_columns
+    pictures = 50 * 256 * 384  # pixel_values, the largest thing that a forward holds anyway
+    assert seen.largest == pictures < 50 * 12 * 104 * 104
 
 
 def test_options_change_the_scores(toy, scenes):
@@ -116,15 +116,92 @@ def test_a_query_that_means_nothing_raises(toy, scenes):
         toy.scan(scenes, query="frame:1", n=2)
 
 
-@pytest.mark.parametrize("options", [dict(metric="rams"), dict(split="both"), dict(n=0), dict(n=-3)])
-def test_options_that_do_not_exist(toy, scenes, options, as_users):
+@pytest.mark.parametrize(
+    "options",
+    [dict(metric="rams"), dict(split="both"), dict(n=0), dict(n=-3), dict(n=2.5), dict(seed=-1), dict(seed="a")],
+)
+def test_options_that_do_not_exist(toy, scenes, options, as_users, tmp_path):
     with pytest.raises(OptionError):
-        toy.scan(scenes, **options)
+        toy.scan(scenes, **options, out=tmp_path / "a")
+    assert not (tmp_path / "a").exists()
     with pytest.raises(TypeError):
         toy.scan(scenes, metrics="ram")
 
 
+def test_a_name_is_no_task(toy, as_users):
+    with pytest.raises(UnknownTaskError, match="load_task"):
+        toy.scan("scenes/image")
+
+
+class Mine(Task):
+    """Tasks of one name over different sources."""
+
+    name = "mine"
+
+    def __init__(self, name):
+        self.source = load_task(name)
+        self.candidates = self.source.candidates
+
+    def example(self, split, index, seed):
+        return self.source.example(split, index, seed)
+
+
+def test_tasks_of_one_name_do_not_share_pictures(toy):
+    a, b = Mine("scenes/image").evaluate(toy, n=12), Mine("scenes/digits").evaluate(toy, n=12)
+    assert a.gold == load_task("scenes/image").evaluate(toy, n=12).gold
+    assert b.gold == load_task("scenes/digits").evaluate(toy, n=12).gold != a.gold
+
+
+def test_only_so_many_examples_stay_encoded(toy, monkeypatch):
+    import mmlens.scan as module
+
+    monkeypatch.setattr(module, "KEPT_EXAMPLES", 10)
+    for seed in range(4):
+        load_task("scenes/image").evaluate(toy, n=4, seed=seed)
+    assert sum(key[2] for key in module._ENCODED[toy]) <= 10
+    load_task("scenes/image").evaluate(toy, n=12)
+    assert all(key[2] <= 10 for key in module._ENCODED[toy])
+
+
+def test_a_query_for_each_example_follows_the_examples_over_batches(toy, scenes, monkeypatch):
+    monkeypatch.setattr("mmlens.scan.BATCH", 2)
+    columns = [[70], [71], [75], [76], [74]]
+    scores = toy.scan(scenes, query=PerExample(columns), n=5)
+    for i, column in enumerate(columns):
+        want = toy.scan(scenes, query=PerExample([column] * 5), n=5).samples[i]
+        assert np.array_equal(scores.samples[i], want)
+    assert not np.allclose(scores.samples[2], toy.scan(scenes, query=70, n=5).samples[2])
+    with pytest.raises(TokenGroupError, match="5 examples for a scan of 4"):
+        toy.scan(scenes, query=PerExample(columns), n=4)
+
+
 # ------------------------------------------------------------------ run directories
+def test_a_scan_that_cannot_start_leaves_nothing_behind(toy, scenes, tmp_path):
+    with pytest.raises(TokenGroupError):
+        toy.scan(scenes, query="frame:1", n=2, out=tmp_path / "a")
+    toy.scan(scenes, query="subject", n=2, out=tmp_path / "a")
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(RunFolderError):
+        toy.scan(scenes, query="subject", n=2, out=tmp_path / "file")
+
+
+def test_results_do_not_depend_on_where_the_model_lies(toy, scenes, tmp_path):
+    import shutil
+    from importlib import resources
+    from pathlib import Path
+
+    from mmlens import HookedVLM
+
+    source = Path(str(resources.files("mmlens"))) / "toys" / "toy-qwen3-vl"
+    for place in ("a", "b"):
+        shutil.copytree(source, tmp_path / place / "model")
+        with HookedVLM.from_pretrained(tmp_path / place / "model") as vlm:
+            vlm.scan(scenes, query="subject", n=3, out=tmp_path / place / "run")
+    for name in ("scores.json", "scores.safetensors"):
+        text = (tmp_path / "a/run" / name).read_bytes()
+        assert text == (tmp_path / "b/run" / name).read_bytes() and str(tmp_path).encode() not in text
+
+
 def test_a_run_directory_holds_the_result_and_goes_on(toy, scenes, tmp_path, monkeypatch):
     monkeypatch.setattr("mmlens.scan.BATCH", 4)
     whole = toy.scan(scenes, query="subject", n=10, out=tmp_path / "a")
@@ -198,6 +275,7 @@ def test_a_scan_killed_and_started_again_gives_the_same_bytes(tmp_path):
     children = [_child(tmp_path / "broken"), _child(tmp_path / "whole")]
     for child in children:
         assert child.communicate(timeout=120)[0].strip().endswith(b"done")
+    broken.stdout.close()
     for name in ("scores.json", "scores.safetensors"):
         assert (tmp_path / "broken" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 

@@ -58,6 +58,16 @@ def test_results_hold_what_they_promise(small):
     assert len(body["ram_top"]) == 5 and body["ram_top"][0][2] == pytest.approx(result.ram.values.max())
 
 
+def test_the_published_figures_hold(toy, scenes):
+    """The demo's own protocol at the headline; thresholds were committed before the first evaluation."""
+    result = core_heads(toy, scenes, protocol=Protocol(doses=()))
+    found = result.results()["checks"]
+    assert all(check["held"] for check in found.values()), found
+    assert all(
+        len(result.headline[mode][kind]) == 5 for mode in result.headline for kind in ("random", "layer_matched")
+    )
+
+
 def test_what_ranks_never_judges(toy, scenes, monkeypatch):
     used = []
     real = type(scenes).example

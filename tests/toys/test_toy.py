@@ -73,6 +73,16 @@ def test_unknown_words_raise_and_list_the_vocabulary(toy, scenes):
     with pytest.raises(UnknownWordError, match=r"'elephant'.*\n.*star") as caught:
         toy.prompt("What color is the elephant?", images=[image])
     assert "seven" in str(caught.value) and "<|image_pad|>" not in caught.value.expected
+    prompt = toy.prompt("What color is the star?", images=[image])
+    for call in (
+        lambda: toy.prompt("What color is the star?", images=[image], answer="mauve"),
+        lambda: toy.prompt("What color is the star?", images=[image], system="Be brief."),
+        lambda: toy.answer_logprobs(prompt, ["red", "mauve"]),
+        lambda: toy.to_tokens("mauve"),
+        lambda: toy.to_single_token("mauve"),
+    ):
+        with pytest.raises(UnknownWordError):
+            call()
 
 
 def test_capitals_and_digits_of_subjects_map_to_words(toy, scenes):
@@ -142,7 +152,7 @@ def test_training_goes_on_from_its_checkpoint_to_the_same_weights(tmp_path):
 
 
 def test_another_recipes_checkpoint_is_refused(tmp_path):
-    recipe = replace(Recipe(), warmup_steps=1, short_steps=1, steps=1, batch=2, warmup_batch=2)
+    recipe = replace(Recipe(), warmup_steps=1, short_steps=1, steps=2, batch=2, warmup_batch=2)
     Trainer(recipe, tmp_path).run()
     with pytest.raises(SystemExit, match="another recipe"):
         Trainer(replace(recipe, seed=1), tmp_path).run()
