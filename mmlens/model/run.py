@@ -83,6 +83,11 @@ class Visitor:
         self.failure: BaseException | None = None
         self.waiting_at: str | None = None
 
+    @property
+    def runs_again(self) -> bool:
+        """Whether later generation steps have a site to visit; a loop over steps that waits for none never ends."""
+        return any(not actions[0].site.picture_only for actions in self._plan)
+
     def visit(self, step: int = 0) -> None:
         """Every site once; from the second generation step on, only what runs again then."""
         for actions in self._plan:
@@ -158,6 +163,8 @@ def _trace_steps(root: Any, visitor: Visitor, call: Callable[..., Any], inputs: 
     with root.trace(fn=call, **inputs) as tracer:
         for step in tracer.iter[:]:
             visitor.visit(step)
+            if not visitor.runs_again:
+                break
 
 
 def no_grad_call(model: Any, holder: dict[str, Any], **options: Any) -> Callable[..., Any]:

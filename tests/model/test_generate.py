@@ -78,7 +78,7 @@ def test_groups_by_column_are_refused_where_columns_move(wrapped):
     steps = wrapped.generate(batch, max_new_tokens=1, names_filter="pattern", rows="subject").steps
     bare = batch.unforced()
     want = wrapped.run_with_cache(bare, "pattern", rows="subject")[1]
-    assert torch.equal(steps[0]["pattern", 1], want["pattern", 1])
+    assert torch.allclose(steps[0]["pattern", 1], want["pattern", 1], atol=1e-5)
     assert steps[0].index(("pattern", 1)).positions.tolist() == [list(p) for p in bare.tokens("subject").per_example]
 
 

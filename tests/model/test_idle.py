@@ -229,7 +229,7 @@ def test_memory_stays_flat_over_fifty_runs(wrapped):
         with wrapped.ablate([(0, 0)], mode="visual_mask"):
             wrapped.run_with_hooks(prompt, [("z", lambda t, hook: t * 2)])
         with wrapped.trace(prompt):
-            pattern = wrapped.site("blocks.1.attn.hook_pattern").read().save()
+            wrapped.site("blocks.1.attn.hook_pattern").read()
         sizes.append(process.memory_info().rss)
     assert max(sizes[10:]) - sizes[10] < 5 * 2**20
 
