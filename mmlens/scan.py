@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import time
 from collections import OrderedDict
@@ -25,7 +24,7 @@ from mmlens.model.hooked import HookedVLM
 from mmlens.model.prompt import Prompt
 from mmlens.model.requests import pad_rows
 from mmlens.model.sites import Site
-from mmlens.scores import HeadScores
+from mmlens.scores import HeadScores, write_whole
 from mmlens.tasks.base import Split, Task, TaskExample
 from mmlens.tokens import Group, PerExample, TokenSet
 
@@ -164,24 +163,9 @@ class RunFolder:
         from safetensors.numpy import save
 
         if not (self.folder / "run.json").exists():  # only now: a call that fails before leaves nothing behind
-            _write_whole(self.folder / "run.json", self._run)
+            write_whole(self.folder / "run.json", self._run)
         body = save({"values": np.ascontiguousarray(values)}, {"reasons": json.dumps(reasons, sort_keys=True)})
-        _write_whole(self.path(number), body)
-
-
-def _write_whole(path: Path, body: bytes) -> None:
-    """The whole file or none of it."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(path.name + ".part")
-        part.write_bytes(body)
-        os.replace(part, path)
-    except OSError as error:
-        raise RunFolderError(
-            f"{path} cannot be written: {error}",
-            expected="a folder on a disk with room, that may be written to",
-            fix="make room or give another out=; what was written is whole, and the same call goes on from it",
-        ) from error
+        write_whole(self.path(number), body)
 
 
 # ---------------------------------------------------------------------- scoring heads

@@ -161,7 +161,7 @@ class HeadSet:
         """Write a JSON file."""
         path = Path(path)
         body = {"heads": self.heads, "n_layers": self.n_layers, "n_heads": self.n_heads, "provenance": self.provenance}
-        _write(path, json.dumps(body, indent=1, sort_keys=True))
+        write_whole(path, json.dumps(body, indent=1, sort_keys=True).encode())
         return path
 
     @classmethod
@@ -297,7 +297,6 @@ class HeadScores:
         from safetensors.numpy import save
 
         folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
         low, high = self.interval
         arrays = {"samples": self.samples, "values": self.values, "low": low, "high": high}
         body = {
@@ -308,8 +307,10 @@ class HeadScores:
             "reasons": dict(self.reasons),
             "provenance": dict(self.provenance),
         }
-        _write(folder / "scores.safetensors", save({k: np.ascontiguousarray(v, np.float32) for k, v in arrays.items()}))
-        _write(folder / "scores.json", json.dumps(body, indent=1, sort_keys=True))
+        write_whole(
+            folder / "scores.safetensors", save({k: np.ascontiguousarray(v, np.float32) for k, v in arrays.items()})
+        )
+        write_whole(folder / "scores.json", json.dumps(body, indent=1, sort_keys=True).encode())
         return folder
 
     @classmethod
@@ -343,12 +344,19 @@ def _nanmean(samples: Float[ndarray, "sample layer head"]) -> Float[ndarray, "la
         return (np.nansum(samples, 0, dtype=np.float64) / np.where(counts, counts, np.nan)).astype(np.float32)
 
 
-def _write(path: Path, body: str | bytes) -> None:
-    """The whole file or the old one, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    part.write_bytes(body.encode() if isinstance(body, str) else body)
-    os.replace(part, path)
+def write_whole(path: Path, body: bytes) -> None:
+    """The whole file or none of it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(path.name + ".part")
+        part.write_bytes(body)
+        os.replace(part, path)
+    except OSError as error:
+        raise RunFolderError(
+            f"{path} cannot be written: {error}",
+            expected="a folder on a disk with room, that may be written to",
+            fix="make room or give another out=; what was written is whole, and the same call goes on from it",
+        ) from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:

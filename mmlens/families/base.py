@@ -31,6 +31,21 @@ class Stack:
     packed: bool = False  # (row, d) tensors that hold all pictures one after another
 
 
+# The decoder blocks of Llama, and of the many models that follow it.
+LLAMA_BLOCKS = Stack(
+    blocks="model.language_model.layers",
+    attn="self_attn",
+    qkv=("q_proj", "k_proj", "v_proj"),
+    out="o_proj",
+    ln1="input_layernorm",
+    ln2="post_attention_layernorm",
+    mlp="mlp",
+    mlp_in="gate_proj",
+    mlp_linear="up_proj",
+    mlp_out="down_proj",
+)
+
+
 @dataclass(frozen=True)
 class Shape:
     """Sizes of a stack."""

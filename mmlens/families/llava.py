@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mmlens.evidence.views import View, pad_to_square, shortest_edge_center_crop
-from mmlens.families.base import Family, Segments, Shape, Stack
+from mmlens.families.base import LLAMA_BLOCKS, Family, Segments, Shape, Stack
 
 
 class Llava(Family):
@@ -14,18 +14,7 @@ class Llava(Family):
 
     name = "llava-1.5"
     architectures = ("LlavaForConditionalGeneration",)
-    decoder = Stack(
-        blocks="model.language_model.layers",
-        attn="self_attn",
-        qkv=("q_proj", "k_proj", "v_proj"),
-        out="o_proj",
-        ln1="input_layernorm",
-        ln2="post_attention_layernorm",
-        mlp="mlp",
-        mlp_in="gate_proj",
-        mlp_linear="up_proj",
-        mlp_out="down_proj",
-    )
+    decoder = LLAMA_BLOCKS
     tower = Stack(
         blocks="model.vision_tower.encoder.layers",
         attn="self_attn",

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mmlens.evidence.views import View, stretch
-from mmlens.families.base import Family, Segments, Shape, Stack
+from mmlens.families.base import LLAMA_BLOCKS, Family, Segments, Shape, Stack
 
 
 class Qwen3VL(Family):
@@ -14,18 +14,7 @@ class Qwen3VL(Family):
 
     name = "qwen3-vl"
     architectures = ("Qwen3VLForConditionalGeneration",)
-    decoder = Stack(
-        blocks="model.language_model.layers",
-        attn="self_attn",
-        qkv=("q_proj", "k_proj", "v_proj"),
-        out="o_proj",
-        ln1="input_layernorm",
-        ln2="post_attention_layernorm",
-        mlp="mlp",
-        mlp_in="gate_proj",
-        mlp_linear="up_proj",
-        mlp_out="down_proj",
-    )
+    decoder = LLAMA_BLOCKS
     tower = Stack(
         blocks="model.visual.blocks",
         attn="attn",

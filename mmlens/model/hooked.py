@@ -181,6 +181,8 @@ class HookedVLM(Engine):
     ) -> Prompt:
         """Encode a question about pictures once, with the role of every token.
 
+        For a batch, `subject`, `answer`, `evidence` and `distractors` are lists, as `images` is.
+
         Parameters
         ----------
         question
@@ -195,8 +197,6 @@ class HookedVLM(Engine):
             The gold answer; all its tokens but the last are appended, so that `output` predicts every one of them.
         evidence, distractors
             Boxes on the first picture: where the answer can be seen, and where other things are.
-
-        For a batch, `subject`, `answer`, `evidence` and `distractors` are lists too.
 
         Returns
         -------

@@ -336,10 +336,10 @@ def test_a_full_disk_is_named_and_loses_nothing(toy, scenes, tmp_path, monkeypat
         real(a, b)
 
     monkeypatch.setattr(module, "BATCH", 2)
-    monkeypatch.setattr(module.os, "replace", failing)
+    monkeypatch.setattr(os, "replace", failing)
     with pytest.raises(RunFolderError, match="No space"):
         toy.scan(scenes, query="subject", n=10, out=tmp_path / "a")
-    monkeypatch.setattr(module.os, "replace", real)
+    monkeypatch.setattr(os, "replace", real)
     kept = sorted(p.name for p in (tmp_path / "a/shards").glob("*.safetensors"))
     assert kept == ["000000.safetensors", "000001.safetensors"]
     again = toy.scan(scenes, query="subject", n=10, out=tmp_path / "a")
