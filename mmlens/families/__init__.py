@@ -15,6 +15,10 @@ FAMILIES: tuple[Family, ...] = (QWEN3_VL, LLAVA)
 def find_family(model: Any) -> Family:
     """The family that describes a Hugging Face model, by its class name."""
     name = type(model).__name__
+    if not hasattr(model, "named_modules"):
+        raise UnknownFamilyError(
+            f"a model given as {name}", expected="a Hugging Face model", fix="load it first, or use from_pretrained"
+        )
     for family in FAMILIES:
         if name in family.architectures:
             return family

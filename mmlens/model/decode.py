@@ -50,8 +50,10 @@ def generate(
 ) -> Generation:
     """See `HookedVLM.generate`."""
     prompt = engine.as_prompt(prompt)
-    if max_new_tokens < 1:
-        raise OptionError(f"max_new_tokens={max_new_tokens}", expected="at least 1", fix="ask for one token or more")
+    if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+        raise OptionError(
+            f"max_new_tokens={max_new_tokens!r}", expected="an int, at least 1", fix="ask for one token or more"
+        )
     given, prompt = prompt, prompt.unforced()
     for name, group in (("rows", rows), ("positions", positions)):
         if prompt is not given and group is not None and not isinstance(group, str):

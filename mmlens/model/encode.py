@@ -9,7 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmlens.errors import NoProcessorError, PictureCountError, PlaceholderError, PromptError, UnknownWordError
+from mmlens.errors import (
+    NoProcessorError,
+    PictureCountError,
+    PictureError,
+    PlaceholderError,
+    PromptError,
+    UnknownWordError,
+)
 from mmlens.evidence.regions import Box
 from mmlens.families.base import Family
 from mmlens.model.guard import check_inputs
@@ -130,15 +137,20 @@ def encode(examples: Sequence[Example], family: Family, config: Any, processor: 
     texts = [text for text, _ in rendered]
     short = [_short_encoding(text, processor, config, len(e.images)) for text, e in zip(texts, examples)]
     pictures = [picture for example in examples for picture in example.images]
-    encoded = processor(
-        text=texts,
-        images=pictures or None,
-        return_tensors="pt",
-        padding=True,
-        padding_side="left",
-    )
+    try:
+        encoded = processor(text=texts, images=pictures or None, return_tensors="pt", padding=True, padding_side="left")
+    except ValueError as error:
+        given = ", ".join(f"{p.width} x {p.height}" for p in pictures)
+        raise PictureError(
+            f"the processor refuses pictures of {given or 'no size'}: {error}",
+            expected="pictures that this model's processor takes",
+            fix="crop or scale them first",
+        ) from error
     inputs = {k: v for k, v in encoded.items() if isinstance(v, torch.Tensor)}
     check_inputs(family, config, inputs)
+    for example in examples:
+        if example.answer is not None and not isinstance(example.answer, str):
+            raise PromptError(f"answer={example.answer!r}", expected="a text", fix=f"answer={str(example.answer)!r}")
     answers = [tokenize(processor.tokenizer, e.answer) if e.answer is not None else [] for e in examples]
     forced = tuple(max(len(a) - 1, 0) for a in answers)
     inputs = append_tokens(inputs, [a[:-1] for a in answers], pad_id=_pad_id(processor))
@@ -331,7 +343,13 @@ def _subject_span(example: Example, question: list[Span]) -> Span:
             )
         low = text.index(example.subject)
         high = low + len(example.subject)
-    elif example.subject is not None:
+    else:
+        if not isinstance(example.subject, tuple | list) or len(example.subject) != 2:
+            raise PromptError(
+                f"subject={example.subject!r}",
+                expected="a substring of the question, or a (start, end) character span",
+                fix="subject='star'",
+            )
         low, high = example.subject
         if not 0 <= low < high <= len(text):
             raise PromptError(

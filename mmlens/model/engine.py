@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from numbers import Integral
@@ -10,7 +11,7 @@ from typing import Any, Union
 import torch
 from torch import Tensor, nn
 
-from mmlens.errors import ClosedError, HeadError, NoPictureError, OptionError, PromptError
+from mmlens.errors import ClosedError, HeadError, NoPictureError, OptionError, PromptError, closest
 from mmlens.families import find_family
 from mmlens.model.encode import to_device
 from mmlens.model.guard import check_inputs, check_processor
@@ -25,6 +26,7 @@ from mmlens.tokens import Group
 PromptLike = Union[Prompt, Mapping[str, Any]]
 # ints (every layer), {layer: ints}, (layer, head) pairs, or anything with .by_layer() (a HeadSet)
 HeadsLike = Any
+_INPUTS = ("input_ids", "attention_mask", "pixel_values", "image_grid_thw", "mm_token_type_ids")
 
 
 class Engine:
@@ -155,6 +157,14 @@ class Engine:
         if isinstance(prompt, Prompt):
             check_inputs(self.family, self.config, prompt.inputs)
             return prompt
+        known = inspect.signature(type(self.hf).forward).parameters
+        unknown = [k for k in prompt if k not in known] if isinstance(prompt, Mapping) else []
+        if unknown:
+            raise PromptError(
+                f"inputs with {unknown}, which {type(self.hf).__name__} does not take",
+                expected=f"names such as {', '.join(k for k in known if k in _INPUTS)}",
+                fix=f"closest: {closest(str(unknown[0]), known)}; a misspelt name would be swallowed without a sign",
+            )
         if not isinstance(prompt, Mapping):
             raise PromptError(
                 f"a prompt given as {type(prompt).__name__}",
@@ -225,7 +235,7 @@ class Engine:
     ) -> list[Action]:
         """Hooks at everything that each entry names."""
         actions: list[Action] = []
-        for entry in fwd_hooks:
+        for entry in fwd_hooks if isinstance(fwd_hooks, Iterable) else [fwd_hooks]:
             if not isinstance(entry, tuple) or len(entry) != 2 or not callable(entry[1]):
                 raise OptionError(
                     f"fwd_hooks entry {entry!r}",

@@ -109,7 +109,7 @@ class HookedVLM(Engine):
         ------
         UnknownFamilyError, AlreadyWrappedError, PictureTokenError
         """
-        name = getattr(model.config, "_name_or_path", "") or type(model).__name__
+        name = getattr(getattr(model, "config", None), "_name_or_path", "") or type(model).__name__
         return cls(model, processor, name=shown_name(name), revision=None)
 
     def __enter__(self) -> HookedVLM:
@@ -283,6 +283,7 @@ class HookedVLM(Engine):
         UnknownHookError, NoPictureError, TokenGroupError, HeadError
         """
         prompt = self.as_prompt(prompt)
+        device = None if device is None else as_device(device)
         selection = self.selection(prompt, rows, heads, positions)
         values: dict[str, Tensor] = {}
 
@@ -370,7 +371,7 @@ class HookedVLM(Engine):
             rows=rows,
             heads=heads,
             positions=positions,
-            device=device,
+            device=None if device is None else as_device(device),
         )
 
     def trace(self, prompt: PromptLike) -> Any:
@@ -397,6 +398,10 @@ class HookedVLM(Engine):
         answers
             The same candidates for every example; of any number of tokens.
         """
+        if isinstance(answers, str) or not all(isinstance(a, str) for a in answers):
+            raise OptionError(
+                f"answers={answers!r}", expected="a list of texts", fix="answer_logprobs(prompt, ['red', 'blue'])"
+            )
         return answer_logprobs(self, prompt, [self.to_tokens(a)[0].tolist() for a in answers])
 
     # ------------------------------------------------------------------ comfort

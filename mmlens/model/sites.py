@@ -193,6 +193,8 @@ class Sites:
         if callable(names):
             return [s for s in self if names(s.name)], exact
         found: dict[str, Site] = {}
+        if not isinstance(names, Iterable):
+            names = [names]
         for name in [names] if isinstance(names, str) else names:
             if not isinstance(name, str):
                 raise UnknownHookError(

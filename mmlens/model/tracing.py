@@ -20,6 +20,12 @@ class TracedSite:
         self.name = site.name
 
     def _announce(self) -> None:
+        if not self._vlm.opened().root.interleaver.interleaving:
+            raise HookNotReachedError(
+                f"{self.name!r} read outside a trace",
+                expected="`with vlm.trace(prompt):` around it",
+                fix="use run_with_cache(prompt, name) to read a value without a block",
+            )
         if self._site.address is None or self._site.point is None:
             return
         self._vlm.requests.ask_live(self._site.address, self._site.point)

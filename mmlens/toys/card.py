@@ -81,7 +81,7 @@ def write_card(folder: Path, training: dict[str, Any]) -> None:
 A tiny Qwen3-VL (the stock Hugging Face class, 1.1 million parameters) trained from nothing to answer "What color is the
 star?" about pictures drawn by mmlens: coloured shapes, and real handwriting (scikit-learn's bundled digits) in colour. It
 exists to be looked into: 8 layers x 12 heads (6 key/value heads of 8), a 3-block picture tower, DeepStack after blocks 0
-and 1, 128-pixel pictures, 64 picture tokens. It knows {_vocabulary()} words and nothing else.
+and 1, 128-pixel pictures, 64 picture tokens. It knows {_vocabulary()} words and marks, and nothing else.
 
 ## Accuracy on unseen pictures, {JUDGED["n_objects"]} objects each (chance 0.125)
 

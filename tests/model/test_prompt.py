@@ -9,6 +9,7 @@ from PIL import Image
 
 from mmlens import Box, HookedVLM, PerExample, TokenSet
 from mmlens.errors import (
+    HookNotReachedError,
     MissingTokenTypesError,
     NoPictureError,
     NoProcessorError,
@@ -21,6 +22,7 @@ from mmlens.errors import (
     RegionError,
     RightPaddingError,
     TokenGroupError,
+    UnknownFamilyError,
     UnknownHookError,
 )
 
@@ -119,6 +121,40 @@ def test_the_processors_own_output_is_taken(wrapped):
         wrapped.generate(ready, max_new_tokens=3).tokens,
         wrapped.generate(oracle.prompts(wrapped)["single"], max_new_tokens=3).tokens,
     )
+
+
+def test_misspelt_input_names_are_not_swallowed(wrapped):
+    prompt = oracle.prompts(wrapped)["single"]
+    with pytest.raises(PromptError, match="'pixel_value'"):
+        wrapped(dict(prompt.inputs, pixel_value=prompt.inputs["pixel_values"]))
+
+
+def test_arguments_of_the_wrong_kind_are_each_named(wrapped, as_users):
+    prompt = oracle.prompts(wrapped)["single"]
+    image = tiny.picture()
+    for error, call in (
+        (UnknownHookError, lambda: wrapped.run_with_cache(prompt, 5)),
+        (UnknownHookError, lambda: wrapped.run_with_cache(prompt, [("z", 3)])),
+        (OptionError, lambda: wrapped.run_with_cache(prompt, "z", device="gpu")),
+        (OptionError, lambda: wrapped.run_with_hooks(prompt, None)),
+        (OptionError, lambda: wrapped.run_with_hooks(prompt, [("z", 3)])),
+        (OptionError, lambda: wrapped.generate(prompt, max_new_tokens="3")),
+        (OptionError, lambda: wrapped.answer_logprobs(prompt, "red")),
+        (OptionError, lambda: wrapped.answer_logprobs(prompt, [1, 2])),
+        (PromptError, lambda: wrapped.prompt("what", images=[image], answer=3)),
+        (PromptError, lambda: wrapped.prompt("what", images=[image], subject=3)),
+        (RegionError, lambda: wrapped.prompt("what", images=[image], evidence=(1, 2, 3, 4))),
+        (HookNotReachedError, lambda: wrapped.site("hook_logits").read()),
+        (UnknownFamilyError, lambda: HookedVLM.from_model(None)),
+    ):
+        with pytest.raises(error):
+            call()
+    assert torch.equal(wrapped(prompt), wrapped(oracle.prompts(wrapped)["single"]))
+
+
+def test_pictures_that_the_processor_refuses():
+    with HookedVLM.from_model(*tiny.qwen3()) as vlm, pytest.raises(PictureError, match="1 x 900"):
+        vlm.prompt("what", images=[tiny.picture(1, 900)])
 
 
 def test_a_model_without_processor_takes_ready_inputs_only(family):
