@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
+import gc
 import json
 import statistics
 import threading
@@ -35,10 +38,21 @@ class Row:
         return self.ratio <= self.must if self.better == "lower" else self.ratio >= self.must
 
 
+def steady_malloc() -> None:
+    """Give freed tensors back to the system at once, so that resident memory is what is alive (glibc only).
+
+    By default glibc moves its mmap threshold up as it goes and keeps freed blocks, and growth then tells the history of
+    the process more than the run.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").mallopt(-3, 1 << 20)  # M_MMAP_THRESHOLD
+
+
 class PeakMemory:
     """Peak resident memory of this process while the block runs, sampled every 5 ms (MiB)."""
 
     def __enter__(self) -> PeakMemory:
+        gc.collect()
         self._process, self._stop = psutil.Process(), threading.Event()
         self.before = self.peak = self._process.memory_info().rss / 2**20
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -96,6 +110,7 @@ def options(description: str) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2)
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
+    steady_malloc()
     return chosen
 
 

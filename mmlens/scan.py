@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import time
 from collections import OrderedDict
@@ -212,6 +213,8 @@ def scan(
             expected="a Task",
             fix="load_task('scenes/image'), or a Task of your own",
         )
+    if out is not None and not isinstance(out, str | os.PathLike):
+        raise OptionError(f"out={out!r}", expected="a folder's path", fix="out='runs/ram'")
     n = len(task.examples(split, n, seed))
     entries = query.per_example if isinstance(query, TokenSet) else query if isinstance(query, PerExample) else None
     if entries is not None and len(entries) != n:

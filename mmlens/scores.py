@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import ceil
-from numbers import Integral
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -55,7 +55,13 @@ class HeadSet:
     @classmethod
     def of(cls, heads: Iterable[Head], *, n_layers: int, n_heads: int, **provenance: Any) -> HeadSet:
         """A set from (layer, head) pairs."""
-        return cls(tuple((int(a), int(b)) for a, b in heads), n_layers, n_heads, provenance)
+        try:
+            pairs = tuple((int(a), int(b)) for a, b in heads)
+        except (TypeError, ValueError) as error:
+            raise HeadError(
+                f"heads {heads!r}: {error}", expected="(layer, head) pairs of ints", fix="HeadSet.of([(0, 3)], ...)"
+            ) from None
+        return cls(pairs, n_layers, n_heads, provenance)
 
     def __len__(self) -> int:
         return len(self.heads)
@@ -236,7 +242,7 @@ class HeadScores:
                 f"k={k} with fraction={fraction}", expected="exactly one of them", fix="top(k=5) or top(fraction=0.05)"
             )
         if fraction is not None:
-            if not 0 < fraction <= 1:
+            if not isinstance(fraction, Real) or not 0 < fraction <= 1:
                 raise HeadError(f"fraction={fraction}", expected="0 < fraction <= 1", fix="5 % is fraction=0.05")
             k = ceil(fraction * n - 1e-9)
         scored = len(self._ranked(best=True))

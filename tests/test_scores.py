@@ -53,9 +53,19 @@ def test_fraction_of_a_hundred_heads_is_exact():
 
 
 @pytest.mark.parametrize(
-    "options", [{}, dict(k=1, fraction=0.1), dict(k=-1), dict(k=25), dict(fraction=0), dict(fraction=1.1)]
+    "options",
+    [
+        {},
+        dict(k=1, fraction=0.1),
+        dict(k=-1),
+        dict(k=25),
+        dict(fraction=0),
+        dict(fraction=1.1),
+        dict(fraction="a"),
+        dict(k=2.5),
+    ],
 )
-def test_contradictory_or_impossible_counts_raise(options):
+def test_contradictory_or_impossible_counts_raise(options, as_users):
     with pytest.raises(HeadError):
         _random().top(**options)
 
@@ -143,10 +153,10 @@ def test_sets_come_back_from_disk(tmp_path):
     assert again == a and again.heads == a.heads and again.provenance == {"metric": "ram"}
 
 
-@pytest.mark.parametrize("heads", [[(4, 0)], [(0, 6)], [(-1, 0)], [(0, 0), (0, 0)]])
-def test_sets_of_heads_that_are_not_there(heads):
+@pytest.mark.parametrize("heads", [[(4, 0)], [(0, 6)], [(-1, 0)], [(0, 0), (0, 0)], [("a", 0)], [3], None])
+def test_sets_of_heads_that_are_not_there(heads, as_users):
     with pytest.raises(HeadError):
-        _set(*heads)
+        HeadSet.of(heads, n_layers=4, n_heads=6)
 
 
 @given(st.integers(0, 50))

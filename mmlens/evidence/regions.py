@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from mmlens.errors import RegionError
 
@@ -34,12 +35,13 @@ class Box:
     @classmethod
     def from_xyxy(cls, x0: float, y0: float, x1: float, y1: float) -> Box:
         """From two corners, in source pixels."""
-        return cls(float(x0), float(y0), float(x1), float(y1))
+        return cls(*_numbers(x0, y0, x1, y1))
 
     @classmethod
     def from_xywh(cls, x: float, y: float, width: float, height: float) -> Box:
         """From the top left corner and a size, in source pixels (COCO's order)."""
-        return cls(float(x), float(y), float(x + width), float(y + height))
+        x, y, width, height = _numbers(x, y, width, height)
+        return cls(x, y, x + width, y + height)
 
     def clip(self, width: float, height: float) -> Box:
         """The part inside a picture of this size; raises where there is none."""
@@ -51,3 +53,12 @@ class Box:
                 fix="boxes are in pixels of the source picture (not 0-1, not 0-1000, not the resized picture)",
             )
         return Box(x0, y0, x1, y1)
+
+
+def _numbers(*values: Any) -> tuple[float, ...]:
+    try:
+        return tuple(float(v) for v in values)
+    except (TypeError, ValueError):
+        raise RegionError(
+            f"a box from {values}", expected="four numbers, in pixels", fix="Box.from_xyxy(x0, y0, x1, y1)"
+        ) from None

@@ -82,7 +82,7 @@ def lift(
     return ram(pattern, query, evidence) / expected
 
 
-def macro_mean(samples: Float[Tensor, sample * rest]) -> Float[Tensor, "*rest"]:
+def macro_mean(samples: Float[Tensor, sample * rest]) -> Float[Tensor, "*rest"]:  # noqa: F821
     """Mean over samples, each counting once however many query rows it had; NaN samples are left out."""
     return samples.nanmean(0)
 

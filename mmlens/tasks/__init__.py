@@ -32,10 +32,10 @@ def load_task(name: str, **options: Any) -> Task:
     >>> load_task("scenes/image").examples("rank", 1)[0].question
     'What color is the star?'
     """
-    if name not in TASKS:
+    if not isinstance(name, str) or name not in TASKS:
         raise UnknownTaskError(
             f"no task is named {name!r}",
-            expected=f"one of {', '.join(TASKS)}; closest: {closest(name, TASKS)}",
+            expected=f"one of {', '.join(TASKS)}; closest: {closest(str(name), TASKS)}",
             fix="check the spelling, or pass a Task of your own (docs/tasks.md)",
         )
     try:

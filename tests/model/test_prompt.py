@@ -319,6 +319,9 @@ def test_boxes_outside_or_empty(wrapped, as_users):
     for corners in ((5, 5, 5, 9), (9, 9, 5, 5)):
         with pytest.raises(RegionError, match="no area"):
             Box.from_xyxy(*corners)
+    for values in (("a", 0, 1, 1), (None, 0, 1, 1), (float("nan"), 0, 1, 1)):
+        with pytest.raises(RegionError):
+            Box.from_xyxy(*values)
     with pytest.raises(RegionError):
         prompt.locate(Box.from_xyxy(0, 0, 5, 5), image=1)
     with pytest.raises(RegionError, match="Box"):

@@ -123,6 +123,8 @@ def test_a_query_that_means_nothing_raises(toy, scenes):
 def test_options_that_do_not_exist(toy, scenes, options, as_users, tmp_path):
     with pytest.raises(OptionError):
         toy.scan(scenes, **options, out=tmp_path / "a")
+    with pytest.raises(OptionError, match="out="):
+        toy.scan(scenes, out=3)
     assert not (tmp_path / "a").exists()
     with pytest.raises(TypeError):
         toy.scan(scenes, metrics="ram")

@@ -67,6 +67,8 @@ def test_impossible_scenes(n):
 def test_wrong_task_names_get_the_closest(as_users):
     with pytest.raises(UnknownTaskError, match="scenes/image"):
         load_task("scene/images")
+    with pytest.raises(UnknownTaskError):
+        load_task(None)
     with pytest.raises(OptionError, match="objects"):
         load_task("scenes/image", objects=3)
     with pytest.raises(OptionError):
