@@ -276,15 +276,10 @@ def _score_batch(vlm: HookedVLM, batch: Batch, metric: str, query: Group) -> tup
     def score(site: Site, pattern: Float[Tensor, "batch head row key"]) -> None:
         values[:, site.layer] = _METRIC[metric](pattern, index >= 0, keys, visible).cpu()
 
-    vlm.reduce(prompt, {"pattern": score}, rows=list_group(safe))
+    vlm.reduce(prompt, {"pattern": score}, rows=TokenSet.of(*safe))
     for example in reasons:
         values[int(example)] = torch.nan
     return values.numpy(), reasons
-
-
-def list_group(rows: Sequence[Sequence[int]]) -> TokenSet:
-    """Ragged columns as a token group."""
-    return TokenSet.of(*rows)
 
 
 def _unsound(query: Sequence[int], evidence: Sequence[int], example: TaskExample) -> str | None:

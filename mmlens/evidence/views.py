@@ -13,7 +13,7 @@ class View:
 
     A source pixel (x, y) lies at (x * scale_x + offset_x, y * scale_y + offset_y) in the view; cell (r, c) covers
     [c * cell, (c + 1) * cell) x [r * cell, (r + 1) * cell) there, and is the picture's token number
-    `first + r * stride + c`.
+    `first + r * cols + c`.
     """
 
     scale_x: float

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -65,7 +66,7 @@ class Segments:
     pictures: tuple[int, ...]
 
 
-class Family:
+class Family(ABC):
     """What mmlens must know of a model family; subclasses fill in data and the few methods below.
 
     Attributes
@@ -103,9 +104,9 @@ class Family:
         kv = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
         return Shape(text.num_hidden_layers, text.num_attention_heads, kv, d_head, text.hidden_size)
 
+    @abstractmethod
     def tower_shape(self, config: Any) -> Shape:
         """Sizes of the picture tower."""
-        raise NotImplementedError
 
     def deepstack_layers(self, config: Any) -> int:
         """How many decoder layers get picture features added after them."""
@@ -115,22 +116,22 @@ class Family:
         """Tower blocks from the first that reach the decoder; later ones run but change nothing."""
         return self.tower_shape(config).n_layers
 
+    @abstractmethod
     def picture_tokens(self, config: Any, inputs: Mapping[str, Any]) -> list[int]:
         """Tokens that each picture's features fill, in prompt order."""
-        raise NotImplementedError
 
+    @abstractmethod
     def views(self, processor: Any, inputs: Mapping[str, Any], picture: int, size: tuple[int, int]) -> Sequence[View]:
         """The views that the processor made of a picture of `size` = (width, height) pixels."""
-        raise NotImplementedError
 
+    @abstractmethod
     def token_grid(self, config: Any, inputs: Mapping[str, Any], picture: int) -> tuple[int, int]:
         """(rows, cols) of the picture's tokens in the decoder."""
-        raise NotImplementedError
 
+    @abstractmethod
     def tower_segments(self, config: Any, inputs: Mapping[str, Any]) -> Segments:
         """What attends together in the tower."""
-        raise NotImplementedError
 
+    @abstractmethod
     def tower_raster(self, config: Any, inputs: Mapping[str, Any], picture: int) -> tuple[tuple[int, int], list[int]]:
         """(rows, cols) of the picture's patches, and for each patch in raster order its row among the picture's own."""
-        raise NotImplementedError

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from mmlens.model.cache import ActivationCache
 from mmlens.model.decode import Generation, answer_logprobs, generate
 from mmlens.model.encode import encode, make_examples, tokenize
 from mmlens.model.engine import Engine, HeadsLike, PromptLike
-from mmlens.model.loading import as_device, as_dtype, load, shown_name
+from mmlens.model.loading import as_device, as_dtype, fingerprint, load, shown_name
 from mmlens.model.prompt import Prompt
 from mmlens.model.run import HookFn, no_grad_call
 from mmlens.model.select import Selection
@@ -139,17 +138,12 @@ class HookedVLM(Engine):
 
     def identity(self) -> dict[str, Any]:
         """What tells this model from others in a result's provenance; the fingerprint samples every weight tensor."""
-        digest = hashlib.sha256()
-        for name, tensor in self.hf.state_dict().items():
-            flat = tensor.detach().reshape(-1)
-            ends = torch.cat([flat[:4], flat[flat.numel() // 2 :][:4], flat[-4:]]).float().cpu()
-            digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}{ends.tolist()}".encode())
         return {
             "name": self.name,
             "revision": self.revision,
             "family": self.family.name,
             "dtype": str(self.dtype).removeprefix("torch."),
-            "fingerprint": digest.hexdigest()[:16],
+            "fingerprint": fingerprint(self.hf),
         }
 
     def hook_names(self, pattern: str = "*") -> list[str]:

@@ -8,53 +8,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-import torch
-from einops import einsum
-from torch import Tensor, nn
+from torch import Tensor
 
 from mmlens.errors import ReadOnlyHookError, UnknownHookError, closest
 from mmlens.families.base import Family, Shape, Stack
+from mmlens.model.access import Access, DeepStackAccess, fused, heads_of, norm_scale, plain, split, then
 from mmlens.model.requests import Address, Point
 
 NamesFilter = str | Iterable[str] | Callable[[str], bool] | None
 
 # Left out of `names_filter=None`: each is as large as everything else together.
 HEAVY = ("hook_attn_scores", "hook_pattern", "hook_result")
-
-
-@dataclass(frozen=True)
-class Access:
-    """How a value leaves and enters a module: one of its sides, seen through a pair of reshapes.
-
-    `write` gets the module-side value and the user's value and returns the new module-side value.
-    """
-
-    envoy: Any
-    side: str  # "input" | "output"
-    view: Callable[[Tensor], Tensor] = lambda raw: raw
-    write: Callable[[Tensor, Tensor], Tensor] | None = lambda raw, new: new.reshape(raw.shape)
-    in_place: bool = False
-
-    def _raw(self) -> Any:
-        return getattr(self.envoy, self.side)
-
-    def read(self) -> Tensor:
-        """The value as users see it; not a copy."""
-        raw = self._raw()
-        return self.view(raw[0] if isinstance(raw, tuple) else raw)
-
-    def put(self, new: Tensor) -> None:
-        """Replace the value for the rest of the run."""
-        assert self.write is not None  # Site.write refuses before
-        raw = self._raw()
-        old = raw[0] if isinstance(raw, tuple) else raw
-        value = self.write(old, new).to(old.dtype)
-        if self.in_place:
-            old[...] = value
-        elif self.side == "input":
-            self.envoy.input = value
-        else:
-            self.envoy.output = (value, *raw[1:]) if isinstance(raw, tuple) else value
 
 
 @dataclass(frozen=True)
@@ -219,7 +183,7 @@ def build_sites(family: Family, config: Any, root: Any) -> Sites:
         Site(
             "projector.hook_out",
             (1, 0),
-            _plain(root.get(family.projector), "output", packed=family.tower.packed),
+            plain(root.get(family.projector), "output", packed=family.tower.packed),
             ("row", "row", "d"),
         )
     )
@@ -231,7 +195,7 @@ def build_sites(family: Family, config: Any, root: Any) -> Sites:
                 Site(
                     f"projector.deepstack.{i}.hook_out",
                     (0, indexes[i] + 1, -1),
-                    _plain(root.get(f"{family.deepstack}.{i}"), "output", packed=family.tower.packed),
+                    plain(root.get(f"{family.deepstack}.{i}"), "output", packed=family.tower.packed),
                     ("row", "row", "d"),
                 )
             )
@@ -252,45 +216,12 @@ def build_sites(family: Family, config: Any, root: Any) -> Sites:
     norm = root.get(family.final_norm)
     sites.append(
         Site(
-            "ln_final.hook_scale", (3, 0), Access(norm, "input", _norm_scale(norm._module), None), ("batch", "pos", "d")
+            "ln_final.hook_scale", (3, 0), Access(norm, "input", norm_scale(norm._module), None), ("batch", "pos", "d")
         )
     )
     sites.append(Site("ln_final.hook_normalized", (3, 1), Access(norm, "output"), ("batch", "pos", "d")))
     sites.append(Site("hook_logits", (4,), Access(root.get(family.unembed), "output"), ("batch", "pos", "d")))
     return Sites(sites)
-
-
-@dataclass(frozen=True)
-class DeepStackAccess(Access):
-    """What DeepStack adds after a block, spread over the positions of the picture tokens."""
-
-    layer: int = 0
-    write: None = None
-
-    def read(self) -> Tensor:
-        """Zeros, with the features at the picture's positions."""
-        _, kwargs = self.envoy.inputs
-        embeds, features = kwargs["inputs_embeds"], kwargs["deepstack_visual_embeds"]
-        full = torch.zeros_like(embeds)
-        full[kwargs["visual_pos_masks"]] = features[self.layer].to(full.dtype)
-        return full
-
-
-def _plain(envoy: Any, side: str, *, packed: bool) -> Access:
-    return Access(envoy, side, lambda raw: raw.unsqueeze(0)) if packed else Access(envoy, side)
-
-
-def _norm_scale(norm: nn.Module) -> Callable[[Tensor], Tensor]:
-    """The divisor of a norm: root mean square (LayerNorm: standard deviation) of its input, as (.., 1)."""
-    eps = float(getattr(norm, "variance_epsilon", None) or getattr(norm, "eps", None) or 0.0)
-    centred = isinstance(norm, nn.LayerNorm)
-
-    def scale(x: Tensor) -> Tensor:
-        x = x.float()
-        x = x - x.mean(-1, keepdim=True) if centred else x
-        return (x.pow(2).mean(-1, keepdim=True) + eps).sqrt()
-
-    return scale
 
 
 def _stack_sites(prefix: str, stack: Stack, shape: Shape, root: Any, stage: int, n_used: int) -> list[Site]:
@@ -320,15 +251,15 @@ def _stack_sites(prefix: str, stack: Stack, shape: Shape, root: Any, stage: int,
         lift = (lambda raw: raw.unsqueeze(0)) if stack.packed else (lambda raw: raw)
         add(layer, "hook_resid_pre", 0, Access(block, "input", lift))
         ln1, ln2 = get(stack.ln1), get(stack.ln2)
-        add(layer, "ln1.hook_scale", 1, Access(ln1, "input", _then(lift, _norm_scale(ln1._module)), None))
+        add(layer, "ln1.hook_scale", 1, Access(ln1, "input", then(lift, norm_scale(ln1._module)), None))
         add(layer, "ln1.hook_normalized", 2, Access(ln1, "output", lift))
         for i, letter in enumerate("qkv"):
             heads = shape.n_heads if letter == "q" else shape.n_key_value_heads
             kind = "head" if letter == "q" else "kv_head"
             if len(stack.qkv) == 1:
-                access = _fused(get(f"{stack.attn}.{stack.qkv[0]}"), i, heads, shape.d_head, lift)
+                access = fused(get(f"{stack.attn}.{stack.qkv[0]}"), i, heads, shape.d_head, lift)
             else:
-                access = _split(get(f"{stack.attn}.{stack.qkv[i]}"), "output", heads, shape.d_head, lift)
+                access = split(get(f"{stack.attn}.{stack.qkv[i]}"), "output", heads, shape.d_head, lift)
             add(layer, f"attn.hook_{letter}", 3 if len(stack.qkv) == 1 else 3 + i, access, ("batch", pos, kind, "d"))
         swap = lambda x: x.transpose(1, 2)  # noqa: E731
         for step, letter in ((6, "q"), (7, "k")):
@@ -354,20 +285,20 @@ def _stack_sites(prefix: str, stack: Stack, shape: Shape, root: Any, stage: int,
                 cast(Point, name),
             )
         out = get(f"{stack.attn}.{stack.out}")
-        z = _split(out, "input", shape.n_heads, shape.d_head, lift)
+        z = split(out, "input", shape.n_heads, shape.d_head, lift)
         add(layer, "attn.hook_z", 10, z, ("batch", pos, "head", "d"))
-        weight = _heads_of(out._module, shape)
+        weight = heads_of(out._module, shape)
         add(
             layer,
             "attn.hook_result",
             10,
-            Access(out, "input", _then(z.view, weight), None),
+            Access(out, "input", then(z.view, weight), None),
             ("batch", pos, "head", "d"),
         )
         add(layer, "hook_attn_out", 12, Access(attn, "output", lift))
         # The residual branch holds the tensor that the norm reads: a write must be in place to reach both.
         add(layer, "hook_resid_mid", 13, Access(ln2, "input", lift, in_place=True))
-        add(layer, "ln2.hook_scale", 14, Access(ln2, "input", _then(lift, _norm_scale(ln2._module)), None))
+        add(layer, "ln2.hook_scale", 14, Access(ln2, "input", then(lift, norm_scale(ln2._module)), None))
         add(layer, "ln2.hook_normalized", 15, Access(ln2, "output", lift))
         add(layer, "mlp.hook_pre", 16, Access(get(f"{stack.mlp}.{stack.mlp_in}"), "output", lift))
         if stack.mlp_linear is not None:
@@ -376,34 +307,3 @@ def _stack_sites(prefix: str, stack: Stack, shape: Shape, root: Any, stage: int,
         add(layer, "hook_mlp_out", 19, Access(get(stack.mlp), "output", lift))
         add(layer, "hook_resid_post", 20, Access(block, "output", lift))
     return sites
-
-
-def _then(first: Callable[[Tensor], Tensor], second: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    return lambda raw: second(first(raw))
-
-
-def _split(envoy: Any, side: str, heads: int, d_head: int, lift: Callable[[Tensor], Tensor]) -> Access:
-    """A flat (.., heads * d_head) tensor as (batch, pos, head, d_head)."""
-    return Access(envoy, side, lambda raw: lift(raw).unflatten(-1, (heads, d_head)))
-
-
-def _fused(envoy: Any, part: int, heads: int, d_head: int, lift: Callable[[Tensor], Tensor]) -> Access:
-    """One third of a fused q, k, v projection."""
-    low, high = part * heads * d_head, (part + 1) * heads * d_head
-
-    def write(raw: Tensor, new: Tensor) -> Tensor:
-        raw = raw.clone()
-        raw[..., low:high] = new.reshape(*raw.shape[:-1], high - low)
-        return raw
-
-    return Access(envoy, "output", lambda raw: lift(raw)[..., low:high].unflatten(-1, (heads, d_head)), write)
-
-
-def _heads_of(out: Any, shape: Shape) -> Callable[[Tensor], Tensor]:
-    """Each head's share of the attention output (without the bias): z W_O, per head."""
-
-    def result(z: Tensor) -> Tensor:
-        weight = out.weight.unflatten(1, (shape.n_heads, shape.d_head))
-        return einsum(z, weight, "batch pos head d_head, d_model head d_head -> batch pos head d_model")
-
-    return result

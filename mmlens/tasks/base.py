@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from mmlens.errors import OptionError
@@ -39,7 +40,7 @@ class TaskExample:
     distractors: tuple[Box, ...] = ()
 
 
-class Task:
+class Task(ABC):
     """A source of examples.
 
     Attributes
@@ -73,9 +74,9 @@ class Task:
                 )
         return [self.example(split, i, seed) for i in range(n)]
 
+    @abstractmethod
     def example(self, split: Split, index: int, seed: int) -> TaskExample:
         """One example; a pure function of its arguments."""
-        raise NotImplementedError
 
     def identity(self) -> dict[str, Any]:
         """What tells this task from others in a result's provenance."""
@@ -86,10 +87,3 @@ class Task:
         from mmlens.scan import evaluate
 
         return evaluate(vlm, self, n=n, seed=seed, split=split)
-
-
-def example_as_dict(example: TaskExample) -> dict[str, Any]:
-    """An example without its pictures, for JSON."""
-    shown = asdict(example)
-    shown.pop("images")
-    return shown
