@@ -72,20 +72,20 @@ def batches(
 ) -> Iterator[Batch]:
     """The task's batches in order, those in `skip` left out; the last sets stay encoded, for evaluations that differ
     only in the interventions around them."""
-    examples = task.examples(split, n, seed)
+    n = task.count(split, n, seed)
     kept = _ENCODED.setdefault(vlm, OrderedDict())
-    key = (id(task), split, len(examples), seed, answers, BATCH)
+    key = (id(task), split, n, seed, answers, BATCH)
     # The entry holds the task, so its id cannot be another's.
-    _, ready = kept.setdefault(key, (task, {})) if len(examples) <= KEPT_EXAMPLES else (task, {})
+    _, ready = kept.setdefault(key, (task, {})) if n <= KEPT_EXAMPLES else (task, {})
     if key in kept:
         kept.move_to_end(key)
     while sum(k[2] for k in kept) > KEPT_EXAMPLES:
         kept.popitem(last=False)
-    for number, start in enumerate(range(0, len(examples), BATCH)):
+    for number, start in enumerate(range(0, n, BATCH)):
         if skip and number in skip:
             continue
         if number not in ready:
-            chunk = tuple(examples[start : start + BATCH])
+            chunk = tuple(task.example(split, i, seed) for i in range(start, min(start + BATCH, n)))
             batch = Batch(number, chunk, encode_batch(vlm, chunk, answers=answers))
             if key not in kept:
                 yield batch
@@ -215,7 +215,7 @@ def scan(
         )
     if out is not None and not isinstance(out, str | os.PathLike):
         raise OptionError(f"out={out!r}", expected="a folder's path", fix="out='runs/ram'")
-    n = len(task.examples(split, n, seed))
+    n = task.count(split, n, seed)
     entries = query.per_example if isinstance(query, TokenSet) else query if isinstance(query, PerExample) else None
     if entries is not None and len(entries) != n:
         raise TokenGroupError(
@@ -341,7 +341,7 @@ def evaluate(vlm: HookedVLM, task: Task, *, n: int | None = None, seed: int = 0,
     n, seed, split
         Which examples. Scans rank on the other half.
     """
-    n = len(task.examples(split, n, seed))
+    n = task.count(split, n, seed)
     said: list[str] = []
     gold: list[str] = []
     longest = max((len(vlm.to_tokens(c)[0]) for c in task.candidates), default=15) + 1

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -14,6 +13,7 @@ from mmlens.errors import OptionError, TokenGroupError
 from mmlens.model.cache import ActivationCache
 from mmlens.model.engine import Engine, HeadsLike, PromptLike
 from mmlens.model.prompt import Prompt
+from mmlens.model.run import no_grad_call
 from mmlens.model.sites import NamesFilter, Site
 from mmlens.tokens import Group
 
@@ -74,7 +74,7 @@ def generate(
     ids = engine.run(
         prompt,
         actions,
-        call=lambda holder: _generate_call(engine.hf, holder, max_new_tokens),
+        call=lambda holder: no_grad_call(engine.hf.generate, holder, max_new_tokens=max_new_tokens, do_sample=False),
         steps=True,
     )
     new = ids[:, prompt.n_columns :]
@@ -82,15 +82,6 @@ def generate(
     steps += [{} for _ in range(new.shape[1] - len(steps))] if actions else []  # the tower runs in the first step only
     caches = [ActivationCache(values, engine.sites, prompt, selection, step=i) for i, values in enumerate(steps)]
     return Generation(new, [t.strip() for t in text], caches)
-
-
-def _generate_call(model: Any, holder: dict[str, Any], max_new_tokens: int) -> Callable[..., Any]:
-    def call(**inputs: Any) -> Any:
-        with torch.no_grad():
-            holder["result"] = model.generate(**inputs, max_new_tokens=max_new_tokens, do_sample=False)
-        return holder["result"]
-
-    return call
 
 
 def _extended(prompt: Prompt, tokens: Sequence[int]) -> Prompt:

@@ -34,11 +34,6 @@ class Request:
     heads: Mapping[int, tuple[int, ...]] | None = None
     edits: Mapping[Address, tuple[HeadEdit, ...]] = field(default_factory=dict)
 
-    @property
-    def needs_picture_columns(self) -> bool:
-        """Whether an edit must know which keys are picture tokens."""
-        return any(edit.mode == "visual_mask" for edits in self.edits.values() for edit in edits)
-
 
 @dataclass(frozen=True)
 class LayerAsk:
@@ -95,11 +90,6 @@ class Requests:
         return any(a[0] == "tower" for r in self._stack for a, points in r.points.items() if points) or any(
             a[0] == "tower" for a in self._live
         )
-
-    @property
-    def needs_picture_columns(self) -> bool:
-        """Whether an edit on the stack must know which keys are picture tokens."""
-        return any(r.needs_picture_columns for r in self._stack)
 
     def at(self, address: Address) -> LayerAsk | None:
         """What is asked of one attention module; None is the common case."""

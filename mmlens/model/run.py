@@ -167,12 +167,12 @@ def _trace_steps(root: Any, visitor: Visitor, call: Callable[..., Any], inputs: 
                 break
 
 
-def no_grad_call(model: Any, holder: dict[str, Any], **options: Any) -> Callable[..., Any]:
-    """The traced call: a forward without a graph, its result kept in `holder`."""
+def no_grad_call(function: Callable[..., Any], holder: dict[str, Any], **options: Any) -> Callable[..., Any]:
+    """The traced call: a forward or a generation without a graph, its result kept in `holder`."""
 
     def call(**inputs: Any) -> Any:
         with torch.no_grad():
-            holder["result"] = model(**inputs, **options)
+            holder["result"] = function(**inputs, **options)
         return holder["result"]
 
     return call

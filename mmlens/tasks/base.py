@@ -60,8 +60,8 @@ class Task(ABC):
     chance: float = float("nan")
     default_n: int = 100
 
-    def examples(self, split: Split, n: int | None = None, seed: int = 0) -> list[TaskExample]:
-        """The first `n` examples of a half; the same arguments give the same examples."""
+    def count(self, split: Split, n: int | None = None, seed: int = 0) -> int:
+        """How many examples these arguments mean, drawing none; raises OptionError for ones that mean nothing."""
         if split not in SPLITS:
             raise OptionError(
                 f"split={split!r}", expected="'rank' or 'judge'", fix="scans rank, task.evaluate judges; no other half"
@@ -72,7 +72,11 @@ class Task(ABC):
                 raise OptionError(
                     f"{name}={value!r}", expected=f"an int, at least {least}", fix=f"leave {name}= out, or give one"
                 )
-        return [self.example(split, i, seed) for i in range(n)]
+        return n
+
+    def examples(self, split: Split, n: int | None = None, seed: int = 0) -> list[TaskExample]:
+        """The first `n` examples of a half; the same arguments give the same examples."""
+        return [self.example(split, i, seed) for i in range(self.count(split, n, seed))]
 
     @abstractmethod
     def example(self, split: Split, index: int, seed: int) -> TaskExample:
