@@ -80,6 +80,26 @@ class HookValueError(MMLensError):
     """A hook function that gave back something that cannot take the activation's place."""
 
 
+class PatternTooLargeError(MMLensError):
+    """Scores or a pattern that would fill the memory."""
+
+
+class AttentionChangedError(MMLensError):
+    """An attention implementation that was switched while the model was wrapped."""
+
+
+class GradientError(MMLensError):
+    """A gradient that is not there: of a run without `grad=True`, before `backward()`, or of a derived value."""
+
+
+class NonFiniteError(MMLensError):
+    """Infinities or NaN that a model in half precision produced."""
+
+
+class CacheError(MMLensError):
+    """A cache that lacks what a computation needs, or a file that is no saved cache."""
+
+
 class UnsupportedAttentionError(MMLensError):
     """An attention variant (soft cap, sinks, position bias) whose pattern mmlens cannot compute."""
 

@@ -49,10 +49,10 @@ def test_cutting_the_top_heads_breaks_handwriting_too(toy):
 def test_located_tokens_over_many_sizes_and_boxes(family):
     """A cell-aligned box lights exactly its own tokens, through the real processor."""
     rng = np.random.default_rng(0)
-    cell = {"qwen3": 8, "llava": 7}[family]
+    cell = {"qwen3-vl": 8, "llava-1.5": 7}[family]
     with HookedVLM.from_model(*tiny.FAMILIES[family]()) as vlm:
         for _ in range(60):
-            if family == "qwen3":
+            if family == "qwen3-vl":
                 cols, rows = rng.integers(1, 8, 2)
                 size = (int(cols) * cell, int(rows) * cell)
                 view_offset = 0

@@ -4,29 +4,63 @@ from __future__ import annotations
 
 from typing import Any
 
-from mmlens.errors import UnknownFamilyError
+from mmlens.errors import OptionError, UnknownFamilyError
 from mmlens.families.base import Family
+from mmlens.families.discover import missing_paths, survey
+from mmlens.families.gemma3 import GEMMA3
+from mmlens.families.internvl import INTERNVL
 from mmlens.families.llava import LLAVA
-from mmlens.families.qwen_vl import QWEN3_VL
+from mmlens.families.llava_next import LLAVA_NEXT
+from mmlens.families.llava_onevision import LLAVA_ONEVISION
+from mmlens.families.qwen_vl import QWEN_FAMILIES
+from mmlens.families.smolvlm import IDEFICS_FAMILIES
 
-FAMILIES: tuple[Family, ...] = (QWEN3_VL, LLAVA)
+FAMILIES: tuple[Family, ...] = (
+    *QWEN_FAMILIES,
+    LLAVA,
+    LLAVA_NEXT,
+    LLAVA_ONEVISION,
+    INTERNVL,
+    GEMMA3,
+    *IDEFICS_FAMILIES,
+)
 
 
-def find_family(model: Any) -> Family:
-    """The family that describes a Hugging Face model, by its class name."""
+def find_family(model: Any, family: Family | None = None) -> Family:
+    """The family that describes a Hugging Face model: the one given, or the one that names the model's class.
+
+    Raises
+    ------
+    UnknownFamilyError
+        For a class that no family names, or a family whose paths this model does not have; the message lists what
+        was found in the model.
+    """
     name = type(model).__name__
     if not hasattr(model, "named_modules"):
         raise UnknownFamilyError(
             f"a model given as {name}", expected="a Hugging Face model", fix="load it first, or use from_pretrained"
         )
-    for family in FAMILIES:
-        if name in family.architectures:
-            return family
-    paths = {path for path, module in model.named_modules() if type(module).__name__ == "ModuleList"}
-    known = ", ".join(a for f in FAMILIES for a in f.architectures)
+    if family is not None:
+        if not isinstance(family, Family):
+            raise OptionError(
+                f"family={family!r}",
+                expected="an instance of a mmlens.families.base.Family subclass",
+                fix="family=MyFamily(); see docs/add-a-family.md",
+            )
+        missing = missing_paths(model, family)
+        if missing:
+            raise UnknownFamilyError(
+                f"the family {family.name!r} names modules that {name} does not have: {', '.join(missing)}",
+                expected=f"paths of this model; found in it: {survey(model)}",
+                fix="correct those paths in the family",
+            )
+        return family
+    for known in FAMILIES:
+        if name in known.architectures:
+            return known
     raise UnknownFamilyError(
-        f"{name} is no model that mmlens knows; its block lists are {', '.join(sorted(paths)) or 'none'}",
-        expected=f"one of {known}",
-        fix="what is missing is a family: which list is the decoder, which the picture tower, and where the projector "
-        "is; see docs/families.md for how to write one",
+        f"{name} is no model that mmlens knows; found in it: {survey(model)}",
+        expected=f"one of {', '.join(a for f in FAMILIES for a in f.architectures)}",
+        fix="write its family, one file that says where these parts are, and pass it: "
+        "HookedVLM.from_model(model, processor, family=MyFamily()); see docs/add-a-family.md",
     )

@@ -4,19 +4,36 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
+import torch
+
+from mmlens.errors import RegionError
 from mmlens.evidence.views import View
 
 
 @dataclass(frozen=True)
 class Stack:
-    """Where a stack of pre-norm blocks keeps its parts; paths below `blocks` are relative to one block.
+    """Where a stack of blocks keeps its parts; paths below `blocks` are relative to one block.
 
-    `attn.qkv` names one fused projection (three equal slices, q, k, v) or three projections; `mlp_in` is the first
-    linear layer (the gate, where there is one), `mlp_linear` the up projection beside a gate, `mlp_out` the last
-    linear layer.
+    Attributes
+    ----------
+    attn, qkv, out
+        The attention module; its projections: one fused (three equal slices, q, k, v) or three; the output projection.
+    ln1, ln2
+        The norms that attention and MLP read. The stream between the two sublayers is what `ln2` is given.
+    mlp, mlp_in, mlp_linear, mlp_out
+        The MLP; its first linear layer (the gate, where there is one), the up projection beside a gate, the last
+        linear layer. Blocks without these (mixtures of experts) have no hooks inside the MLP.
+    attn_added, mlp_added
+        Modules whose outputs are added to the stream, where they are not the sublayers themselves (norms after them).
+    norm_offset
+        Added to the norms' weights before they multiply (1 where a weight of 0 means "as it is").
+    attn_scale, mlp_scale
+        Parameters of the block that multiply the sublayers' outputs before they are added (layer scale).
+    packed
+        Tensors are (row, d) and hold all pictures one after another.
     """
 
     blocks: str
@@ -29,7 +46,12 @@ class Stack:
     mlp_in: str
     mlp_out: str
     mlp_linear: str | None = None
-    packed: bool = False  # (row, d) tensors that hold all pictures one after another
+    attn_added: str | None = None
+    mlp_added: str | None = None
+    norm_offset: float = 0.0
+    attn_scale: str | None = None
+    mlp_scale: str | None = None
+    packed: bool = False
 
 
 # The decoder blocks of Llama, and of the many models that follow it.
@@ -46,6 +68,19 @@ LLAMA_BLOCKS = Stack(
     mlp_out="down_proj",
 )
 
+# The tower blocks of CLIP and SigLIP.
+CLIP_BLOCKS = Stack(
+    blocks="model.vision_tower.encoder.layers",
+    attn="self_attn",
+    qkv=("q_proj", "k_proj", "v_proj"),
+    out="out_proj",
+    ln1="layer_norm1",
+    ln2="layer_norm2",
+    mlp="mlp",
+    mlp_in="fc1",
+    mlp_out="fc2",
+)
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -60,10 +95,125 @@ class Shape:
 
 @dataclass(frozen=True)
 class Segments:
-    """How a tower's rows are grouped: lengths in rows of what attends together, and the picture each belongs to."""
+    """How a tower block's rows are grouped: lengths in rows of what attends together, and the picture of each.
+
+    Pictures are numbered over the batch in prompt order; tiles and frames of one picture share its number.
+    """
 
     lengths: tuple[int, ...]
     pictures: tuple[int, ...]
+
+
+Kind = Literal["image", "video"]
+
+
+@dataclass(frozen=True)
+class Item:
+    """One picture or video of a prompt.
+
+    Attributes
+    ----------
+    kind
+        "image" or "video".
+    example
+        Which example of the batch shows it.
+    columns
+        Its tokens' columns in the encoded batch.
+    size
+        (width, height) of the source in pixels, or None for inputs that came ready-made.
+    """
+
+    kind: Kind
+    example: int
+    columns: tuple[int, ...] = field(repr=False)
+    size: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Raster:
+    """A grid of places in raster order (row after row), each the index of a row of some tensor."""
+
+    rows: int
+    cols: int
+    index: tuple[int, ...] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """One look at a picture: the whole of it, its tiles stitched together, its thumbnail, or one frame of a video.
+
+    Attributes
+    ----------
+    name
+        "whole", "tiles", "thumbnail" or "frame:3" (of the grid's first frame).
+    tokens
+        Ordinals among the picture's own tokens in the decoder.
+    projected
+        Rows of the projector's output, all its axes but the last flattened.
+    patches
+        Rows of the tower's streams, likewise.
+    view
+        Where source pixels lie in it; None if the source's size is unknown.
+    frames
+        For a video: which of the model's frames it holds.
+    """
+
+    name: str
+    tokens: Raster
+    projected: Raster
+    patches: Raster
+    view: View | None = None
+    frames: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Everything about where one picture or video lies: its grids, its tiles' tokens, its newline tokens."""
+
+    grids: tuple[Grid, ...]
+    tiles: tuple[tuple[int, ...], ...] = ()
+    newlines: tuple[int, ...] = ()
+
+    def grid(self, name: str | None = None) -> Grid:
+        """A grid by name; by default the finest that covers the picture, or a video's first frame."""
+        names = [g.name for g in self.grids]
+        if name is None:
+            return self.grids[names.index("tiles") if "tiles" in names else 0]
+        for grid in self.grids:
+            if grid.name == name or (name.startswith("frame:") and int(name[6:]) in grid.frames):
+                return grid
+        raise RegionError(
+            f"view {name!r}",
+            expected=f"one of {', '.join(names)}",
+            fix="leave it out for the finest grid that covers the picture",
+        )
+
+
+def square(side: int, start: int = 0) -> Raster:
+    """A `side` x `side` raster of consecutive rows from `start` on."""
+    return Raster(side, side, tuple(range(start, start + side * side)))
+
+
+def mosaic(tile_rows: int, tile_cols: int, side: int, *, stride: int, first: int) -> Raster:
+    """Tiles of `side` x `side`, row-major, stitched: tile t starts at `first + t * stride`."""
+    rows, cols = tile_rows * side, tile_cols * side
+    index = [
+        first + ((r // side) * tile_cols + c // side) * stride + (r % side) * side + c % side
+        for r in range(rows)
+        for c in range(cols)
+    ]
+    return Raster(rows, cols, tuple(index))
+
+
+def runs(columns: Sequence[int]) -> list[tuple[int, ...]]:
+    """Columns split wherever another token stands between two of them."""
+    found: list[list[int]] = []
+    for column in columns:
+        if found and column == found[-1][-1] + 1:
+            found[-1].append(column)
+        else:
+            found.append([column])
+    return [tuple(run) for run in found]
 
 
 class Family(ABC):
@@ -75,28 +225,45 @@ class Family(ABC):
         Short name, and the Hugging Face classes that it covers.
     decoder, tower
         Where the blocks are.
-    final_norm, unembed, projector
+    language_model, embed, final_norm, unembed, projector
         Module paths.
     deepstack
         Path of the list of DeepStack projectors, or None.
+    vision_config
+        Name of the tower's part of the config.
     needs_token_types
         Whether positions are built from `mm_token_type_ids`.
-    vision_keys
-        Input names that carry pictures.
+    nested_pictures
+        Whether the processor wants one list of pictures for each example.
+    bidirectional_pictures
+        Whether picture tokens attend both ways, so that earlier rows do depend on later ones.
+    has_video
+        Whether prompts may hold videos.
+    tiled
+        Whether a picture may have tiles or newline tokens, which then have token groups of their own.
+    pixels
+        Input name that carries each kind.
     """
 
     name: str
     architectures: tuple[str, ...]
-    decoder: Stack
+    decoder: Stack = LLAMA_BLOCKS
     tower: Stack
-    final_norm: str
-    unembed: str
+    language_model: str = "model.language_model"
+    embed: str = "model.language_model.embed_tokens"
+    final_norm: str = "model.language_model.norm"
+    unembed: str = "lm_head"
     projector: str
     deepstack: str | None = None
-    language_model: str = "model.language_model"
+    vision_config: str = "vision_config"
     needs_token_types: bool = False
-    vision_keys: tuple[str, ...] = ("pixel_values",)
+    nested_pictures: bool = False
+    bidirectional_pictures: bool = False
+    has_video: bool = False
+    tiled: bool = False
+    pixels: Mapping[Kind, str] = {"image": "pixel_values", "video": "pixel_values_videos"}
 
+    # ------------------------------------------------------------------ sizes
     def decoder_shape(self, config: Any) -> Shape:
         """Sizes of the decoder."""
         text = config.text_config
@@ -104,9 +271,11 @@ class Family(ABC):
         kv = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
         return Shape(text.num_hidden_layers, text.num_attention_heads, kv, d_head, text.hidden_size)
 
-    @abstractmethod
     def tower_shape(self, config: Any) -> Shape:
         """Sizes of the picture tower."""
+        vision = config.vision_config
+        heads = vision.num_attention_heads
+        return Shape(vision.num_hidden_layers, heads, heads, vision.hidden_size // heads, vision.hidden_size)
 
     def deepstack_layers(self, config: Any) -> int:
         """How many decoder layers get picture features added after them."""
@@ -116,22 +285,44 @@ class Family(ABC):
         """Tower blocks from the first that reach the decoder; later ones run but change nothing."""
         return self.tower_shape(config).n_layers
 
-    @abstractmethod
-    def picture_tokens(self, config: Any, inputs: Mapping[str, Any]) -> list[int]:
-        """Tokens that each picture's features fill, in prompt order."""
+    # ------------------------------------------------------------------ pictures in a prompt
+    def token_ids(self, config: Any) -> dict[int, Kind]:
+        """Ids of the placeholders that picture features replace, and the kind that each stands for."""
+        found: dict[int, Kind] = {config.image_token_id: "image"}
+        if self.has_video and getattr(config, "video_token_id", None) is not None:
+            found.setdefault(config.video_token_id, "video")
+        return found
 
     @abstractmethod
-    def views(self, processor: Any, inputs: Mapping[str, Any], picture: int, size: tuple[int, int]) -> Sequence[View]:
-        """The views that the processor made of a picture of `size` = (width, height) pixels."""
+    def counts(self, config: Any, inputs: Mapping[str, Any], processor: Any) -> dict[Kind, list[int]]:
+        """Tokens that each picture and each video fills, in prompt order over the batch; {} without any."""
+
+    def filled(self, config: Any, inputs: Mapping[str, Any], processor: Any) -> int:
+        """Tokens that the features in these inputs fill, told from the pixels alone."""
+        return sum(n for found in self.counts(config, inputs, processor).values() for n in found)
 
     @abstractmethod
-    def token_grid(self, config: Any, inputs: Mapping[str, Any], picture: int) -> tuple[int, int]:
-        """(rows, cols) of the picture's tokens in the decoder."""
+    def layout(
+        self, config: Any, inputs: Mapping[str, Any], processor: Any, items: Sequence[Item], number: int
+    ) -> Layout:
+        """Where item `number` lies: in its own run of tokens, in the projector's output and in the tower's streams."""
 
     @abstractmethod
-    def tower_segments(self, config: Any, inputs: Mapping[str, Any]) -> Segments:
-        """What attends together in the tower."""
+    def segments(self, config: Any, inputs: Mapping[str, Any], items: Sequence[Item], layer: int) -> Segments:
+        """What attends together in a tower block."""
 
-    @abstractmethod
-    def tower_raster(self, config: Any, inputs: Mapping[str, Any], picture: int) -> tuple[tuple[int, int], list[int]]:
-        """(rows, cols) of the picture's patches, and for each patch in raster order its row among the picture's own."""
+
+def picture_columns(inputs: Mapping[str, Any], config: Any, example: int) -> list[int]:
+    """Columns of an example that hold the picture placeholder."""
+    return (inputs["input_ids"][example] == config.image_token_id).nonzero()[:, 0].tolist()
+
+
+def tile_segments(rows: int, tiles: Sequence[int]) -> Segments:
+    """Segments of a tower in which every tile attends within itself: `tiles[i]` tiles of `rows` rows for picture i."""
+    return Segments((rows,) * sum(tiles), tuple(i for i, n in enumerate(tiles) for _ in range(n)))
+
+
+def grid_rows(inputs: Mapping[str, Any], key: str) -> list[tuple[int, int, int]]:
+    """(frames, rows, cols) in patches of every picture, as Qwen processors return them."""
+    grid = inputs.get(key)
+    return [] if grid is None else [tuple(row) for row in torch.as_tensor(grid).tolist()]

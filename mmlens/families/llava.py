@@ -3,37 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from mmlens.evidence.views import View, pad_to_square, shortest_edge_center_crop
-from mmlens.families.base import LLAMA_BLOCKS, Family, Segments, Shape, Stack
+from mmlens.families.base import CLIP_BLOCKS, Family, Grid, Item, Kind, Layout, Segments, square, tile_segments
 
 
-class Llava(Family):
-    """Every picture gives the same square of tokens; the tower's CLS row is dropped before the projector."""
+class LlavaBase(Family):
+    """What every LLaVA shares: towers of which one block's output is taken, with or without a CLS row."""
 
-    name = "llava-1.5"
-    architectures = ("LlavaForConditionalGeneration",)
-    decoder = LLAMA_BLOCKS
-    tower = Stack(
-        blocks="model.vision_tower.encoder.layers",
-        attn="self_attn",
-        qkv=("q_proj", "k_proj", "v_proj"),
-        out="out_proj",
-        ln1="layer_norm1",
-        ln2="layer_norm2",
-        mlp="mlp",
-        mlp_in="fc1",
-        mlp_out="fc2",
-    )
-    final_norm = "model.language_model.norm"
-    unembed = "lm_head"
+    tower = CLIP_BLOCKS
     projector = "model.multi_modal_projector"
-
-    def tower_shape(self, config: Any) -> Shape:
-        vision = config.vision_config
-        heads = vision.num_attention_heads
-        return Shape(vision.num_hidden_layers, heads, heads, vision.hidden_size // heads, vision.hidden_size)
 
     def used_tower_layers(self, config: Any) -> int:
         layer = config.vision_feature_layer
@@ -41,38 +22,70 @@ class Llava(Family):
         # hidden_states[0] is the embedding, hidden_states[i] the output of block i - 1
         return max((i if i >= 0 else n + 1 + i) for i in ([layer] if isinstance(layer, int) else layer))
 
-    def _side(self, config: Any) -> int:
+    def side(self, config: Any) -> int:
+        """Patches along a tile's side."""
         vision = config.vision_config
         return int(vision.image_size // vision.patch_size)
 
-    def _has_cls(self, config: Any) -> bool:
+    def has_cls(self, config: Any) -> bool:
+        """Whether the tower's streams start with a CLS row."""
         return bool(config.vision_config.model_type == "clip_vision_model")
 
-    def picture_tokens(self, config: Any, inputs: Mapping[str, Any]) -> list[int]:
-        if inputs.get("pixel_values") is None:
-            return []
-        rows = self._side(config) ** 2 + self._has_cls(config)
-        dropped = config.vision_feature_select_strategy == "default"
-        return [rows - dropped] * len(inputs["pixel_values"])
+    def tower_rows(self, config: Any) -> int:
+        """Rows of one tile in the tower."""
+        return self.side(config) ** 2 + self.has_cls(config)
 
-    def views(self, processor: Any, inputs: Mapping[str, Any], picture: int, size: tuple[int, int]) -> Sequence[View]:
+    def kept_cls(self, config: Any) -> int:
+        """1 where the CLS row is handed on to the decoder."""
+        return int(self.has_cls(config) and config.vision_feature_select_strategy == "full")
+
+    def dropped(self, config: Any) -> int:
+        """Rows in front of a tile that the feature selection leaves out."""
+        return int(config.vision_feature_select_strategy == "default")
+
+    def whole_tile(self, config: Any, name: str, *, tile: int, first: int, view: View | None) -> Grid:
+        """The grid of one whole tile: `tile` is its number in the tower, `first` its first token's ordinal."""
+        side, cls = self.side(config), int(self.has_cls(config))
+        kept = self.kept_cls(config)
+        handed = self.tower_rows(config) - self.dropped(config)
+        tokens = square(side, first + kept)
+        return Grid(
+            name,
+            tokens,
+            square(side, tile * handed + kept),
+            square(side, tile * self.tower_rows(config) + cls),
+            None if view is None else replace(view, name=name, ordinals=tokens.index),
+        )
+
+
+class Llava(LlavaBase):
+    """Every picture gives the same square of tokens; the tower's CLS row is dropped before the projector."""
+
+    name = "llava-1.5"
+    architectures = ("LlavaForConditionalGeneration",)
+
+    def counts(self, config: Any, inputs: Mapping[str, Any], processor: Any) -> dict[Kind, list[int]]:
+        if inputs.get("pixel_values") is None:
+            return {}
+        return {"image": [self.tower_rows(config) - self.dropped(config)] * len(inputs["pixel_values"])}
+
+    def _view(self, processor: Any, size: tuple[int, int] | None) -> View | None:
+        if size is None:
+            return None
         pixels = processor.image_processor
         crop = pixels.crop_size["height"]
         if getattr(pixels, "do_pad", False):
-            return [pad_to_square(*size, side=crop, cell=processor.patch_size)]
-        edge = pixels.size["shortest_edge"]
-        return [shortest_edge_center_crop(*size, edge=edge, crop=crop, cell=processor.patch_size)]
+            return pad_to_square(*size, side=crop, cell=processor.patch_size)
+        return shortest_edge_center_crop(*size, edge=pixels.size["shortest_edge"], crop=crop, cell=processor.patch_size)
 
-    def token_grid(self, config: Any, inputs: Mapping[str, Any], picture: int) -> tuple[int, int]:
-        return self._side(config), self._side(config)
+    def layout(
+        self, config: Any, inputs: Mapping[str, Any], processor: Any, items: Sequence[Item], number: int
+    ) -> Layout:
+        view = self._view(processor, items[number].size)
+        return Layout((self.whole_tile(config, "whole", tile=number, first=0, view=view),))
 
-    def tower_segments(self, config: Any, inputs: Mapping[str, Any]) -> Segments:
-        n = len(inputs["pixel_values"])
-        return Segments((self._side(config) ** 2 + self._has_cls(config),) * n, tuple(range(n)))
-
-    def tower_raster(self, config: Any, inputs: Mapping[str, Any], picture: int) -> tuple[tuple[int, int], list[int]]:
-        side, cls = self._side(config), int(self._has_cls(config))
-        return (side, side), list(range(cls, side * side + cls))
+    def segments(self, config: Any, inputs: Mapping[str, Any], items: Sequence[Item], layer: int) -> Segments:
+        return tile_segments(self.tower_rows(config), [1] * len(items))
 
 
 LLAVA = Llava()

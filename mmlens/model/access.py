@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from einops import einsum
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from mmlens.families.base import Shape
@@ -25,14 +26,19 @@ class Access:
     view: Callable[[Tensor], Tensor] = lambda raw: raw
     write: Callable[[Tensor, Tensor], Tensor] | None = lambda raw, new: new.reshape(raw.shape)
     in_place: bool = False
+    grad_view: Callable[[Tensor], Tensor] | None = None  # of the module-side gradient; None: the same reshape as `view`
 
     def _raw(self) -> Any:
         return getattr(self.envoy, self.side)
 
     def read(self) -> Tensor:
         """The value as users see it; not a copy."""
+        return self.view(self.raw())
+
+    def raw(self) -> Tensor:
+        """The module-side tensor itself: what a gradient is kept on."""
         raw = self._raw()
-        return self.view(raw[0] if isinstance(raw, tuple) else raw)
+        return raw[0] if isinstance(raw, tuple) else raw
 
     def put(self, new: Tensor) -> None:
         """Replace the value for the rest of the run."""
@@ -87,6 +93,25 @@ def then(first: Callable[[Tensor], Tensor], second: Callable[[Tensor], Tensor]) 
     return lambda raw: second(first(raw))
 
 
+def scaled(envoy: Any, block: nn.Module, name: str | None, lift: Callable[[Tensor], Tensor]) -> Access:
+    """A sublayer's output times a parameter of its block (layer scale), where there is one: what is added."""
+    if name is None:
+        return Access(envoy, "output", lift)
+
+    def write(raw: Tensor, new: Tensor) -> Tensor:
+        # The model multiplies again; where the scale is 0 nothing can be added at all.
+        scale = getattr(block, name)
+        return torch.where(scale == 0, raw, new.reshape(raw.shape) / scale)
+
+    return Access(
+        envoy,
+        "output",
+        lambda raw: lift(getattr(block, name) * raw),
+        write,
+        grad_view=lambda grad: lift(grad / getattr(block, name)),
+    )
+
+
 def split(envoy: Any, side: str, heads: int, d_head: int, lift: Callable[[Tensor], Tensor]) -> Access:
     """A flat (.., heads * d_head) tensor as (batch, pos, head, d_head)."""
     return Access(envoy, side, lambda raw: lift(raw).unflatten(-1, (heads, d_head)))
@@ -104,11 +129,48 @@ def fused(envoy: Any, part: int, heads: int, d_head: int, lift: Callable[[Tensor
     return Access(envoy, "output", lambda raw: lift(raw)[..., low:high].unflatten(-1, (heads, d_head)), write)
 
 
-def heads_of(out: Any, shape: Shape) -> Callable[[Tensor], Tensor]:
-    """Each head's share of the attention output (without the bias): z W_O, per head."""
+def effective_weight(linear: Any) -> Tensor:
+    """(out, in) weight that a linear layer really applies, adapters and quantization included.
 
-    def result(z: Tensor) -> Tensor:
-        weight = out.weight.unflatten(1, (shape.n_heads, shape.d_head))
-        return einsum(z, weight, "batch pos head d_head, d_model head d_head -> batch pos head d_model")
+    A plain layer's own parameter; of anything else (LoRA, 4-bit, 8-bit) the matrix is read off its outputs.
+    """
+    if type(linear) is nn.Linear and not linear.weight.is_meta:
+        return linear.weight
+    with torch.no_grad():
+        like = next((p for p in linear.parameters() if p.is_floating_point() and not p.is_meta), torch.empty(0))
+        eye = torch.eye(linear.in_features, dtype=like.dtype, device=like.device)
+        forward = linear.forward
+        return (forward(eye) - forward(torch.zeros_like(eye[:1]))).T
 
-    return result
+
+def norm_gain(norm: nn.Module, offset: float) -> Tensor:
+    """What a norm multiplies the normalized stream by; some families store it less one (`offset` 1)."""
+    weight = getattr(norm, "weight", None)
+    return torch.ones(()) if weight is None else weight + offset
+
+
+@dataclass(frozen=True)
+class HeadOutputs:
+    """Each head's share of what attention adds to the stream, as a function of z: without the bias, behind the norm
+    or layer scale that stands between the output projection and the stream. The shares of a layer sum to `attn_out`
+    less the bias's share."""
+
+    out: Any
+    shape: Shape
+    norm: nn.Module | None = None
+    offset: float = 0.0
+    block: nn.Module | None = None
+    scale: str | None = None
+
+    def __call__(self, z: Tensor) -> Float[Tensor, "batch pos head d_model"]:
+        """(batch, pos, head, d_head) -> (batch, pos, head, d_model)."""
+        weight = effective_weight(self.out).to(z.device, z.dtype).unflatten(1, (self.shape.n_heads, self.shape.d_head))
+        result = einsum(z, weight, "batch pos head d_head, d_model head d_head -> batch pos head d_model")
+        bias = getattr(self.out, "bias", None)
+        if self.norm is not None:
+            total = result.sum(2) if bias is None else result.sum(2) + bias.to(z.device, z.dtype)
+            factor = norm_gain(self.norm, self.offset).to(z.device) / norm_scale(self.norm)(total)
+            result = (result.float() * factor[:, :, None]).to(z.dtype)
+        if self.scale is not None:
+            result = result * getattr(self.block, self.scale).to(z.device, z.dtype)
+        return result

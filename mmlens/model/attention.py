@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +13,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from mmlens.errors import UnsupportedAttentionError
-from mmlens.model.requests import Address, LayerAsk, Requests, pad_rows
+from mmlens.errors import PatternTooLargeError, UnsupportedAttentionError
+from mmlens.model.requests import PATTERN_LIMIT, Address, LayerAsk, Requests, pad_rows
 
 NAME = "mmlens"
 # Qwen towers make one packed call, instead of one a picture, when the name holds "flash".
@@ -71,16 +72,23 @@ def attention(
     ask = None if link is None else link.requests.at(link.address)
     if link is None or ask is None:
         return call.sdpa(query, key, value), None
+    call.limit = link.requests.pattern_limit
     if "rot_q" in ask.points:
         query = module.hook_rot_q(query)
     if "rot_k" in ask.points:
         key = module.hook_rot_k(key)
+    d_value = value.shape[-1]
+    if ask.mass is not None:
+        query, key, value = _widen(call, query, key, value, ask.mass.members)
     out = call.sdpa(query, key, value)
     hidden = _hidden_keys(ask, link.requests.columns, key.shape[-2])
     if hidden is not None:
         out = _hide_keys(call, query, key, value, out, *hidden)
     if ask.explicit:
         out = _explicit(call, ask, query, key, value, out, hidden)
+    if ask.mass is not None:
+        ask.mass.sink(link.address, out[..., d_value : d_value + ask.mass.members.shape[-1]])
+        out = out[..., :d_value]
     dead = sorted({h for edit in ask.edits if edit.mode == "output_zero" for h in edit.heads})
     if dead:
         out = out.clone()
@@ -109,6 +117,7 @@ class _Call:
     ) -> None:
         self.module, self.mask, self.dropout, self.scaling, self.kwargs = module, mask, dropout, scaling, kwargs
         self.is_causal = is_causal
+        self.limit = PATTERN_LIMIT
         cu = kwargs.get("cu_seq_lens_q")
         self.lengths: list[int] | None = None if cu is None else (cu[1:] - cu[:-1]).tolist()
 
@@ -125,6 +134,17 @@ class _Call:
         parts = zip(*(torch.split(x, self.lengths, dim=2) for x in (query, key, value)))
         return torch.cat([sdpa_attention_forward(self.module, *part, None, **options)[0] for part in parts], dim=1)
 
+    def refuse_large(self, *shape: int) -> None:
+        """Scores or patterns of a size that would fill the memory."""
+        size = 4 * math.prod(shape)
+        if size > self.limit:
+            raise PatternTooLargeError(
+                f"scores or a pattern of {' x '.join(map(str, shape))}, {size / 2**30:.1f} GiB for one layer",
+                expected=f"at most {self.limit / 2**30:.1f} GiB (vlm.pattern_limit)",
+                fix="ask for some rows= or heads= (decoder), for token groups with vlm.attention_mass(...), or for a "
+                "smaller picture; or raise vlm.pattern_limit",
+            )
+
     def refuse_unknown(self) -> None:
         """A pattern computed without these would be silently wrong."""
         for name in ("softcap", "s_aux", "sinks", "position_bias"):
@@ -134,6 +154,19 @@ class _Call:
                     expected="plain softmax attention where scores or patterns are asked for",
                     fix="ask for other hooks (z, q, k, v, the streams) of this model",
                 )
+
+
+def _widen(call: _Call, query: Tensor, key: Tensor, value: Tensor, members: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Group membership as extra value columns: attention's own output then holds each group's mass.
+
+    One SDPA call a little wider than stock's, and no query x key matrix. Queries and keys get zeros, so that all
+    three stay of one width (kernels without an S x S matrix want that).
+    """
+    call.scaling = query.shape[-1] ** -0.5 if call.scaling is None else call.scaling
+    extra = -(-members.shape[-1] // 8) * 8
+    columns = nn.functional.pad(members.to(value.dtype), (0, extra - members.shape[-1]))
+    wide = torch.cat([value, columns[:, None].expand(*value.shape[:-1], extra)], -1)
+    return nn.functional.pad(query, (0, extra)), nn.functional.pad(key, (0, extra)), wide
 
 
 def _hidden_keys(
@@ -206,12 +239,13 @@ def _explicit(
     """Scores and pattern through their hook points; `out` is touched only where somebody changed them."""
     call.refuse_unknown()
     if call.lengths is not None:
-        return _explicit_packed(call, call.lengths, query, key, value, out)
+        return _explicit_packed(call, call.lengths, query, key, value, out, through=ask.through)
     n_queries, n_keys = query.shape[-2], key.shape[-2]
     # Rows are prompt columns: while decoding against a cache there is one new row, and it is kept whole.
     rows = ask.rows if n_queries == n_keys else None
     index = None if rows is None else pad_rows(rows, query.device)
     heads = list(range(query.shape[1])) if ask.heads is None else list(ask.heads)
+    call.refuse_large(len(query), len(heads), n_queries if index is None else index.shape[1], n_keys)
     allowed = _allowed(call, index, n_queries, n_keys, query.device)
     scores = _scores(call, query, key, heads, index)
     scores = _mask(scores, allowed)
@@ -219,7 +253,7 @@ def _explicit(
         blind = torch.tensor([h in hidden[0] for h in heads], device=query.device)
         scores = scores.masked_fill(blind[:, None, None] & hidden[1][:, None, None, :], float("-inf"))
     pattern, edited = _through_points(call.module, scores)
-    if not edited:
+    if not edited and not ask.through:
         return out
     groups = query.shape[1] // key.shape[1]
     part = pattern.to(value.dtype) @ value[:, [h // groups for h in heads]]
@@ -302,15 +336,18 @@ def _overwrite(
     return out
 
 
-def _explicit_packed(call: _Call, lengths: list[int], query: Tensor, key: Tensor, value: Tensor, out: Tensor) -> Tensor:
+def _explicit_packed(
+    call: _Call, lengths: list[int], query: Tensor, key: Tensor, value: Tensor, out: Tensor, *, through: bool
+) -> Tensor:
     """A packed tower: (segment, head, query, key), zero-padded to the longest segment."""
     longest = max(lengths)
+    call.refuse_large(len(lengths), query.shape[1], longest, longest)
     scaling = query.shape[-1] ** -0.5 if call.scaling is None else call.scaling
     scores = query.new_full((len(lengths), query.shape[1], longest, longest), float("-inf"), dtype=torch.float32)
     for i, (q, k) in enumerate(zip(query.split(lengths, 2), key.split(lengths, 2))):
         scores[i, :, : lengths[i], : lengths[i]] = q[0].float() @ k[0].float().transpose(-1, -2) * scaling
     pattern, edited = _through_points(call.module, scores)
-    if not edited:
+    if not edited and not through:
         return out
     parts = [
         (pattern[i, :, :n, :n].to(v.dtype) @ v[0]).transpose(0, 1)

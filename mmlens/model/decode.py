@@ -13,7 +13,7 @@ from mmlens.errors import OptionError, TokenGroupError
 from mmlens.model.cache import ActivationCache
 from mmlens.model.engine import Engine, HeadsLike, PromptLike
 from mmlens.model.prompt import Prompt
-from mmlens.model.run import no_grad_call
+from mmlens.model.run import plain_call
 from mmlens.model.sites import NamesFilter, Site
 from mmlens.tokens import Group
 
@@ -74,7 +74,7 @@ def generate(
     ids = engine.run(
         prompt,
         actions,
-        call=lambda holder: no_grad_call(engine.hf.generate, holder, max_new_tokens=max_new_tokens, do_sample=False),
+        call=lambda holder: plain_call(engine.hf.generate, holder, max_new_tokens=max_new_tokens, do_sample=False),
         steps=True,
     )
     new = ids[:, prompt.n_columns :]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,9 +17,9 @@ from mmlens.errors import (
     UnknownWordError,
 )
 from mmlens.evidence.regions import Box
-from mmlens.families.base import Family
+from mmlens.families.base import Family, Item
 from mmlens.model.guard import check_inputs
-from mmlens.model.pictures import load_picture
+from mmlens.model.pictures import load_picture, load_video, video_options
 from mmlens.model.prompt import Example, Prompt, Roles, basic_roles, located
 
 Span = tuple[int, int]
@@ -30,6 +29,8 @@ def make_examples(
     question: Any,
     images: Any,
     *,
+    videos: Any = None,
+    fps: float | None = None,
     system: str | None,
     subject: Any,
     answer: Any,
@@ -40,10 +41,13 @@ def make_examples(
     if _is_chat(question) or isinstance(question, str):
         boxes = lambda x: (x,) if isinstance(x, Box) else tuple(x or ())  # noqa: E731
         pictures = [] if images is None else list(images) if isinstance(images, list | tuple) else [images]
+        clips = [] if videos is None else list(videos) if isinstance(videos, list | tuple) else [videos]
         return [
             Example(
-                _messages(question, pictures, system),
-                tuple(load_picture(p) for p in pictures or _pictures_in(question)),
+                _messages(question, pictures, clips, system),
+                tuple(load_picture(p) for p in pictures or _inside(question, "image")),
+                tuple(load_video(v) for v in clips or _inside(question, "video")),
+                fps,
                 subject,
                 answer,
                 boxes(evidence),
@@ -59,7 +63,7 @@ def make_examples(
     n = len(question)
     columns = {}
     for name, value in dict(
-        images=images, subject=subject, answer=answer, evidence=evidence, distractors=distractors
+        images=images, videos=videos, subject=subject, answer=answer, evidence=evidence, distractors=distractors
     ).items():
         if value is None:
             value = [None] * n
@@ -71,25 +75,31 @@ def make_examples(
                 fix=f"{name}=[...] in the order of the questions",
             )
         columns[name] = value
-    return [make_examples(q, **{k: v[i] for k, v in columns.items()}, system=system)[0] for i, q in enumerate(question)]
+    return [
+        make_examples(q, **{k: v[i] for k, v in columns.items()}, system=system, fps=fps)[0]
+        for i, q in enumerate(question)
+    ]
 
 
 def _is_chat(question: Any) -> bool:
     return isinstance(question, list | tuple) and bool(question) and isinstance(question[0], Mapping)
 
 
-def _pictures_in(question: Any) -> list[Any]:
-    """Pictures that chat messages carry themselves."""
+def _inside(question: Any, kind: str) -> list[Any]:
+    """Pictures or videos that chat messages carry themselves."""
     if isinstance(question, str):
         return []
     parts = [p for m in question if not isinstance(m["content"], str) for p in m["content"]]
-    return [p["image"] for p in parts if p.get("type") == "image" and "image" in p]
+    return [p[kind] for p in parts if p.get("type") == kind and kind in p]
 
 
-def _messages(question: Any, pictures: Sequence[Any], system: str | None) -> tuple[dict[str, Any], ...]:
+def _messages(
+    question: Any, pictures: Sequence[Any], videos: Sequence[Any], system: str | None
+) -> tuple[dict[str, Any], ...]:
     """Chat messages with every content as a list of parts and no picture data in them."""
     if isinstance(question, str):
-        content = [{"type": "image"}] * len(pictures) + [{"type": "text", "text": question}]
+        shown = [{"type": "image"}] * len(pictures) + [{"type": "video"}] * len(videos)
+        content = [*shown, {"type": "text", "text": question}]
         turns = [{"role": "user", "content": content}]
     else:
         turns = []
@@ -135,36 +145,147 @@ def encode(examples: Sequence[Example], family: Family, config: Any, processor: 
         )
     rendered = [render(example, processor) for example in examples]
     texts = [text for text, _ in rendered]
-    short = [_short_encoding(text, processor, config, len(e.images)) for text, e in zip(texts, examples)]
-    pictures = [picture for example in examples for picture in example.images]
-    try:
-        encoded = processor(text=texts, images=pictures or None, return_tensors="pt", padding=True, padding_side="left")
-    except ValueError as error:
-        given = ", ".join(f"{p.width} x {p.height}" for p in pictures)
-        raise PictureError(
-            f"the processor refuses pictures of {given or 'no size'}: {error}",
-            expected="pictures that this model's processor takes",
-            fix="crop or scale them first",
-        ) from error
-    inputs = {k: v for k, v in encoded.items() if isinstance(v, torch.Tensor)}
-    check_inputs(family, config, inputs)
+    for text, example in zip(texts, examples):
+        _check_marks(text, example, family, processor)
+    encoded = _call(processor, texts, examples, family)
+    offsets = torch.as_tensor(encoded.pop("offset_mapping")).tolist()
+    replaced = encoded.pop("text_replacement_offsets", None)
+    inputs = {k: torch.as_tensor(v) for k, v in encoded.items()}
+    check_inputs(family, config, inputs, processor)
     for example in examples:
         if example.answer is not None and not isinstance(example.answer, str):
             raise PromptError(f"answer={example.answer!r}", expected="a text", fix=f"answer={str(example.answer)!r}")
     answers = [tokenize(processor.tokenizer, e.answer) if e.answer is not None else [] for e in examples]
     forced = tuple(max(len(a) - 1, 0) for a in answers)
+    real = inputs["attention_mask"].bool()
+    spans = [[tuple(s) for s, keep in zip(row, kept) if keep] for row, kept in zip(offsets, real.tolist())]
     inputs = append_tokens(inputs, [a[:-1] for a in answers], pad_id=_pad_id(processor))
-    roles = basic_roles(inputs, family, config)
+    expanded = [_Expanded(text, (replaced or [[]] * len(texts))[i] or []) for i, text in enumerate(texts)]
+    every = [[i for i, keep in enumerate(row) if keep] for row in inputs["attention_mask"].tolist()]
+    columns = [row[: len(row) - n] for row, n in zip(every, forced)]
+    for i, ids in enumerate(inputs["input_ids"].tolist()):
+        refuse_unknown(processor.tokenizer, expanded[i].text, [ids[c] for c in columns[i]], spans[i])
+    items = _items(examples, family, config, inputs, expanded, columns, spans)
+    roles = basic_roles(inputs, items)
     for i, example in enumerate(examples):
-        roles[i] = _with_text_roles(roles[i], example, rendered[i][1], short[i], config, forced[i], i)
-    sizes = tuple(picture.size for picture in pictures)
-    prompt = Prompt(inputs, tuple(roles), tuple(examples), sizes, family, config, processor, forced)
+        where = list(zip(columns[i], spans[i]))
+        roles[i] = _with_text_roles(roles[i], example, expanded[i].moved(rendered[i][1]), where, forced[i])
+    prompt = Prompt(inputs, tuple(roles), tuple(examples), tuple(items), family, config, processor, forced)
+    prompt = prompt.with_layout_roles()
     for i, example in enumerate(examples):
         if example.evidence:
-            roles[i]["evidence"] = located(prompt, i, example.evidence)
+            prompt.roles[i]["evidence"] = located(prompt, i, example.evidence)
         if example.distractors:
-            roles[i]["distractor"] = located(prompt, i, example.distractors)
-    return replace(prompt, roles=tuple(roles))
+            prompt.roles[i]["distractor"] = located(prompt, i, example.distractors)
+    return prompt
+
+
+def _call(processor: Any, texts: Sequence[str], examples: Sequence[Example], family: Family) -> dict[str, Any]:
+    """The processor's output as tensors and lists."""
+    pictures = [list(e.images) for e in examples]
+    videos = [video for e in examples for video in e.videos]
+    options: dict[str, Any] = {}
+    if any(pictures):
+        options["images"] = pictures if family.nested_pictures else [p for of_one in pictures for p in of_one]
+    if videos:
+        rates = [e.fps for e in examples for _ in e.videos]
+        options |= video_options(videos, rates)
+    try:
+        return dict(
+            processor(
+                text=list(texts),
+                padding=True,
+                padding_side="left",
+                return_tensors="pt",
+                return_offsets_mapping=True,
+                return_text_replacement_offsets=True,
+                **options,
+            )
+        )
+    except ValueError as error:
+        shown = [p for of_one in pictures for p in of_one] + [frames[0] for frames in videos]
+        given = ", ".join(f"{p.width} x {p.height}" for p in shown)
+        raise PictureError(
+            f"the processor refuses pictures of {given or 'no size'}: {error}",
+            expected="pictures that this model's processor takes",
+            fix="crop or scale them first",
+        ) from error
+
+
+def _check_marks(text: str, example: Example, family: Family, processor: Any) -> None:
+    """As many marks in the rendered prompt as pictures and videos, and not both kinds at once."""
+    if example.images and example.videos:
+        raise PromptError(
+            "pictures and videos in one prompt",
+            expected="one kind: the tower runs once for each kind, so its hooks would mean two things",
+            fix="ask about the pictures and the video in two prompts",
+        )
+    if example.videos and not family.has_video:
+        raise PromptError(
+            f"a video for {family.name}", expected="pictures: this family takes no videos", fix="images=[frame, ...]"
+        )
+    kinds = [("image", example.images), ("video", example.videos)]
+    for kind, given in kinds:
+        mark = getattr(processor, f"{kind}_token", None)
+        found = 0 if mark is None else text.count(mark)
+        if found != len(given):
+            raise PictureCountError(
+                f"{len(given)} {kind}s for {found} {kind} marks in the prompt",
+                expected=f"one {kind} for each {{'type': '{kind}'}} part",
+                fix=f"pass {kind}s=[...] in the order of the marks",
+            )
+
+
+class _Expanded:
+    """A rendered text after the processor put every picture's own tokens in place of its mark."""
+
+    def __init__(self, text: str, replaced: Sequence[Mapping[str, Any]]) -> None:
+        self.pictures = [(r["type"], tuple(r["new_span"])) for r in replaced]
+        self._gains = [(r["span"][1], len(r["replacement"]) - (r["span"][1] - r["span"][0])) for r in replaced]
+        parts, at = [], 0
+        for r in replaced:
+            parts += [text[at : r["span"][0]], r["replacement"]]
+            at = r["span"][1]
+        self.text = "".join([*parts, text[at:]])
+
+    def moved(self, spans: Mapping[str, list[Span]]) -> dict[str, list[Span]]:
+        """Spans of the rendered text as spans of the expanded one."""
+
+        def shift(at: int) -> int:
+            return at + sum(gain for end, gain in self._gains if end <= at)
+
+        return {
+            name: [(shift(a), shift(b - 1) + 1 if b > a else shift(b)) for a, b in of] for name, of in spans.items()
+        }
+
+
+def _items(
+    examples: Sequence[Example],
+    family: Family,
+    config: Any,
+    inputs: Mapping[str, Any],
+    expanded: Sequence[_Expanded],
+    columns: Sequence[Sequence[int]],
+    spans: Sequence[Sequence[Span]],
+) -> list[Item]:
+    """Every picture and video with its columns, told by the characters that the processor put in its place."""
+    placeholders = family.token_ids(config)
+    items: list[Item] = []
+    for i, example in enumerate(examples):
+        ids = inputs["input_ids"][i].tolist()
+        sizes = [p.size for p in example.images] + [frames[0].size for frames in example.videos]
+        for (kind, (low, high)), size in zip(expanded[i].pictures, sizes):
+            inside = [c for c, (a, b) in zip(columns[i], spans[i]) if a >= low and b <= high and b > a]
+            items.append(Item(kind, i, tuple(c for c in inside if ids[c] in placeholders), size))
+    found = sum(len(item.columns) for item in items)
+    filled = family.filled(config, inputs, None)
+    if found != filled:
+        raise PlaceholderError(
+            f"{found} picture tokens where the processor put {len(items)} pictures, whose features fill {filled}",
+            expected="as many placeholders as features",
+            fix="report the processor's version; ready inputs can still be passed as they are",
+        )
+    return items
 
 
 def _pad_id(processor: Any) -> int:
@@ -241,22 +362,6 @@ def render(example: Example, processor: Any) -> tuple[str, dict[str, list[Span]]
     return text, spans
 
 
-def _short_encoding(text: str, processor: Any, config: Any, n_pictures: int) -> list[tuple[int, Span]]:
-    """(token id, character span) of the text before pictures are expanded."""
-    encoded = processor.tokenizer(text, return_offsets_mapping=True)
-    ids = encoded["input_ids"]
-    marks = ids.count(config.image_token_id)
-    if marks != n_pictures:
-        raise PictureCountError(
-            f"{n_pictures} pictures for {marks} picture marks in the prompt",
-            expected="one picture for each {'type': 'image'} part",
-            fix="pass images=[...] in the order of the marks",
-        )
-    spans = encoded["offset_mapping"]
-    refuse_unknown(processor.tokenizer, text, ids, spans)
-    return list(zip(ids, map(tuple, spans)))
-
-
 def refuse_unknown(tokenizer: Any, text: str, ids: Sequence[int], spans: Sequence[Span]) -> None:
     """Raise for words that the tokenizer has no token for; the message lists a small vocabulary whole."""
     unknown = tokenizer.unk_token_id
@@ -284,38 +389,23 @@ def _with_text_roles(
     roles: Roles,
     example: Example,
     spans: Mapping[str, list[Span]],
-    short: Sequence[tuple[int, Span]],
-    config: Any,
+    where: Sequence[tuple[int, Span]],
     forced: int,
-    number: int,
 ) -> Roles:
-    """`roles` with the groups that depend on the words: system, question, subject, suffix, last, output."""
+    """`roles` with the groups that depend on the words: system, question, subject, suffix, last, output.
+
+    `where` gives each prompt column's characters in the expanded text, `spans` the parts' characters there.
+    """
     every = roles["all"]
-    prompt_columns = every[: len(every) - forced]
-    columns: list[tuple[int, Span]] = []  # text columns and their characters
-    at, picture = 0, 0
-    for token, span in short:
-        if token == config.image_token_id:
-            at += len(roles[f"image:{picture}"])
-            picture += 1
-        else:
-            columns.append((prompt_columns[at] if at < len(prompt_columns) else -1, span))
-            at += 1
-    if at != len(prompt_columns):
-        raise PlaceholderError(
-            f"example {number}: the template's {len(short)} tokens account for {at} of {len(prompt_columns)} columns",
-            expected="a processor that replaces each picture mark by that picture's tokens and changes nothing else",
-            fix="report the processor's version; ready inputs can still be passed as they are",
-        )
 
     def inside(chosen: list[Span]) -> tuple[int, ...]:
-        return tuple(c for c, (a, b) in columns if b > a and any(a < high and b > low for low, high in chosen))
+        return tuple(c for c, (a, b) in where if b > a and any(a < high and b > low for low, high in chosen))
 
     roles = {**roles, "suffix": inside(spans["suffix"])}
     for name in ("system", "question"):
         if inside(spans[name]):
             roles[name] = inside(spans[name])
-    roles["last"] = prompt_columns[-1:]
+    roles["last"] = every[len(every) - forced - 1 : len(every) - forced]
     if example.answer is not None:
         roles["output"] = every[len(every) - forced - 1 :]
     if example.subject is not None:

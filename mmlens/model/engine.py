@@ -11,13 +11,24 @@ from typing import Any, Union
 import torch
 from torch import Tensor, nn
 
-from mmlens.errors import ClosedError, HeadError, NoPictureError, OptionError, PromptError, closest
+from mmlens.errors import (
+    ClosedError,
+    HeadError,
+    HookNotReachedError,
+    NoPictureError,
+    OptionError,
+    PromptError,
+    closest,
+)
 from mmlens.families import find_family
+from mmlens.families.base import Family
+from mmlens.model.access import Access
 from mmlens.model.encode import to_device
-from mmlens.model.guard import check_inputs, check_processor
+from mmlens.model.guard import check_inputs, check_processor, placeholder_ids
+from mmlens.model.loading import fingerprint
 from mmlens.model.prompt import Prompt, require_prompt_group
-from mmlens.model.requests import Requests
-from mmlens.model.run import Action, Capture, Hook, HookFn, Sink, Visitor, no_grad_call, request_of, trace
+from mmlens.model.requests import MassAsk, Request, Requests
+from mmlens.model.run import Action, Capture, Hook, HookFn, RawSink, Sink, Stop, Visitor, plain_call, request_of, trace
 from mmlens.model.select import Selection
 from mmlens.model.sites import NamesFilter, Site, build_sites
 from mmlens.model.wrap import Wrapped
@@ -32,8 +43,13 @@ _INPUTS = ("input_ids", "attention_mask", "pixel_values", "image_grid_thw", "mm_
 class Engine:
     """A wrapped model: its sites, its request stack, and the one way to run it."""
 
-    def __init__(self, model: Any, processor: Any) -> None:
-        self.family = find_family(model)
+    def __init__(
+        self, model: Any, processor: Any, family: Family | None = None, *, name: str, revision: str | None
+    ) -> None:
+        self.name, self.revision = name, revision
+        adapted = getattr(model, "get_base_model", None)
+        model = adapted() if callable(adapted) else model  # PEFT's own wrapper; its adapters sit inside the model
+        self.family = find_family(model, family)
         if processor is not None:
             check_processor(self.family, model.config, processor)
         self.hf, self.processor = model, processor
@@ -50,6 +66,23 @@ class Engine:
         if self._wrapped is not None:
             self._wrapped.undo()
             self._wrapped = None
+
+    no_cut = Selection()
+
+    @property
+    def hooked(self) -> bool:
+        """Whether hook functions are in force."""
+        return bool(self._hooks)
+
+    def identity(self) -> dict[str, Any]:
+        """What tells this model from others in a result's provenance; the fingerprint samples every weight tensor."""
+        return {
+            "name": self.name,
+            "revision": self.revision,
+            "family": self.family.name,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "fingerprint": fingerprint(self.hf),
+        }
 
     @property
     def is_open(self) -> bool:
@@ -93,13 +126,13 @@ class Engine:
 
     @property
     def device(self) -> torch.device:
-        """Device of the first parameter."""
-        return next(self.hf.parameters()).device
+        """Device of the first parameter that is loaded; inputs go there."""
+        return next((p.device for p in self.hf.parameters() if not p.is_meta), torch.device("cpu"))
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of the first parameter."""
-        return next(self.hf.parameters()).dtype
+        """Dtype that the model computes in."""
+        return self.hf.dtype
 
     def reduce(
         self,
@@ -141,7 +174,7 @@ class Engine:
                     expected="input_ids",
                     fix="pass input_ids, or use mode='output_zero'",
                 )
-            self.requests.columns = ids == self.config.image_token_id
+            self.requests.columns = torch.isin(ids, placeholder_ids(self.family, self.config, ids))
 
         handle = self.hf.register_forward_pre_hook(note, with_kwargs=True)
         before = self.requests.columns
@@ -155,7 +188,7 @@ class Engine:
     def as_prompt(self, prompt: PromptLike) -> Prompt:
         """A checked Prompt, from one or from a processor's output."""
         if isinstance(prompt, Prompt):
-            check_inputs(self.family, self.config, prompt.inputs)
+            check_inputs(self.family, self.config, prompt.inputs, self.processor)
             return prompt
         known = inspect.signature(type(self.hf).forward).parameters
         unknown = [k for k in prompt if k not in known] if isinstance(prompt, Mapping) else []
@@ -213,10 +246,29 @@ class Engine:
             None if heads is None else self.head_table(heads),
         )
 
-    def captures(self, prompt: Prompt, names: NamesFilter, selection: Selection, sink: Sink) -> list[Action]:
-        """Captures of everything that a filter names and this prompt reaches."""
+    def captures(
+        self,
+        prompt: Prompt,
+        names: NamesFilter,
+        selection: Selection,
+        sink: Sink,
+        *,
+        raw_sink: RawSink | None = None,
+        stop: int | None = None,
+    ) -> list[Action]:
+        """Captures of everything that a filter names and this prompt reaches, in front of decoder block `stop`."""
         sites, exact = self.sites.choose(names)
-        return [Capture(site, sink, selection) for site in self._reachable(sites, exact, prompt)]
+        reached = self._reachable(sites, exact, prompt)
+        if stop is not None:
+            beyond = next((s for s in reached if s.order >= (2, stop) and s.name in exact), None)
+            if beyond is not None:
+                raise HookNotReachedError(
+                    f"{beyond.name!r} of a run that stops in front of block {stop}",
+                    expected="hooks that the run still reaches",
+                    fix="raise stop_at_layer, or use a glob, which skips what cannot be reached",
+                )
+            reached = [s for s in reached if s.order < (2, stop)]
+        return [Capture(site, sink, selection, raw_sink) for site in reached]
 
     def _reachable(self, sites: list[Site], exact: set[str], prompt: Prompt) -> list[Site]:
         if prompt.has_picture:
@@ -253,10 +305,37 @@ class Engine:
         """A prompt's inputs on the model's device, pictures in its dtype."""
         return to_device(prompt.inputs, self.device, self.dtype)
 
-    def forward(self, prompt: Prompt, actions: list[Action], **options: Any) -> Tensor:
-        """Logits of one forward."""
-        result = self.run(prompt, actions, call=lambda holder: no_grad_call(self.hf, holder, **options), steps=False)
+    def forward(
+        self, prompt: Prompt, actions: list[Action], *, leaves: dict[str, Tensor] | None = None, **options: Any
+    ) -> Tensor:
+        """Logits of one forward; with a graph if `leaves` is given, which then gets the pictures it starts from."""
+        grad = leaves is not None
+        result = self.run(
+            prompt,
+            actions,
+            call=lambda holder: plain_call(self.hf, holder, grad=grad, **options),
+            steps=False,
+            leaves=leaves,
+        )
         return result.logits
+
+    def forward_until(
+        self, prompt: Prompt, actions: list[Action], layer: int, *, leaves: dict[str, Tensor] | None = None
+    ) -> Tensor:
+        """The stream in front of decoder block `layer` (behind the last one, for the number of layers)."""
+        grad = leaves is not None
+        blocks = self.opened().root.get(self.family.decoder.blocks)
+        stop = Stop(Access(blocks[layer], "input") if layer < self.n_layers else Access(blocks[layer - 1], "output"))
+        self.run(
+            prompt,
+            actions,
+            call=lambda holder: plain_call(self.hf, holder, grad=grad, logits_to_keep=1),
+            steps=False,
+            leaves=leaves,
+            stop=stop,
+        )
+        assert stop.value is not None
+        return stop.value
 
     def run(
         self,
@@ -265,9 +344,13 @@ class Engine:
         *,
         call: Callable[[dict[str, Any]], Callable[..., Any]],
         steps: bool,
+        leaves: dict[str, Tensor] | None = None,
+        stop: Stop | None = None,
+        mass: MassAsk | None = None,
     ) -> Any:
         """Every run of the model goes through here: hooks in force first, then the call's own actions."""
         wrapped = self.opened()
+        wrapped.check_attention()
         callers: list[list[Action]] = []
         for fwd_hooks, rows, heads in self._hooks:
             callers.append(self.hook_actions(fwd_hooks, self.selection(prompt, rows, heads, None), prompt))
@@ -275,9 +358,19 @@ class Engine:
         everything = [a for caller in callers for a in caller]
         holder: dict[str, Any] = {}
         inputs = self.model_inputs(prompt)
+        if prompt.kinds == {"image", "video"} and any(a.site.picture_only for a in everything):
+            raise HookNotReachedError(
+                "hooks of the tower in a prompt with both pictures and videos, for each of which the tower runs",
+                expected="pictures, or videos",
+                fix="ask for decoder hooks only, or put the pictures and the video into two prompts",
+            )
         # Hooks tell edits from looks by version counters, which inference mode switches off.
-        with self.requests.lock, torch.inference_mode(False), torch.no_grad():
-            if not everything:
+        with self.requests.lock, torch.inference_mode(False), torch.no_grad(), ExitStack() as asked:
+            if leaves is not None:
+                asked.enter_context(self._differentiable(inputs, leaves))
+            if mass is not None:
+                asked.enter_context(self.requests.ask(Request(mass=mass)))
+            if not everything and stop is None:
                 call(holder)(**inputs)
                 return holder["result"]
             real = prompt.real
@@ -286,16 +379,36 @@ class Engine:
                 lambda site: None if site.address is None else self.requests.at(site.address),
                 None if real is None else real.to(self.device),
             )
-            with ExitStack() as asked:
-                for caller in callers:
-                    if caller:
-                        asked.enter_context(self.requests.ask(request_of(caller)))
-                wrapped.pack_tower(self.requests.tower_points)
-                try:
-                    trace(wrapped.root, visitor, call(holder), inputs, steps=steps)
-                finally:
-                    wrapped.pack_tower(False)
-        return holder["result"]
+            for caller in callers:
+                if caller:
+                    asked.enter_context(self.requests.ask(request_of(caller, through=leaves is not None)))
+            wrapped.pack_tower(self.requests.tower_points)
+            try:
+                trace(wrapped.root, visitor, call(holder), inputs, steps=steps, stop=stop)
+            finally:
+                wrapped.pack_tower(False)
+        return holder.get("result")
+
+    @contextmanager
+    def _differentiable(self, inputs: dict[str, Any], leaves: dict[str, Tensor]) -> Iterator[None]:
+        """A graph from pixels and token embeddings on. Weights stay out of it: their `.grad` is never touched."""
+
+        def lead(_: nn.Module, __: Any, output: Tensor) -> Tensor:
+            return output if output.requires_grad else output.requires_grad_()
+
+        for key in self.family.pixels.values():
+            if inputs.get(key) is not None:
+                inputs[key] = leaves[key] = inputs[key].detach().clone().requires_grad_()
+        handle = self.hf.get_submodule(self.family.embed).register_forward_hook(lead)
+        learning = [p for p in self.hf.parameters() if p.requires_grad]
+        try:
+            for p in learning:
+                p.requires_grad_(False)
+            yield
+        finally:
+            handle.remove()
+            for p in learning:
+                p.requires_grad_(True)
 
 
 def _is_index(value: Any, size: int) -> bool:

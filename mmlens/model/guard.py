@@ -19,16 +19,21 @@ from mmlens.families.base import Family
 
 def check_processor(family: Family, config: Any, processor: Any) -> None:
     """The processor and the model must mean the same token by 'picture'."""
-    theirs = getattr(processor, "image_token_id", None)
-    if theirs is not None and theirs != config.image_token_id:
+    theirs = [i for i in getattr(processor, "image_token_ids", None) or [] if i is not None]
+    if theirs and config.image_token_id not in theirs:
         raise PictureTokenError(
-            f"the processor marks pictures with token {theirs}, the model's config with {config.image_token_id}",
+            f"the processor marks pictures with token {theirs[0]}, the model's config with {config.image_token_id}",
             expected="one id in both",
             fix="load both from the same checkpoint, or set model.config.image_token_id",
         )
 
 
-def check_inputs(family: Family, config: Any, inputs: Mapping[str, Any]) -> None:
+def placeholder_ids(family: Family, config: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Ids that picture features replace, on the device of `ids`."""
+    return torch.tensor(list(family.token_ids(config)), device=ids.device)
+
+
+def check_inputs(family: Family, config: Any, inputs: Mapping[str, Any], processor: Any) -> None:
     """Raise for inputs that would run but mean something else."""
     ids = inputs.get("input_ids")
     if not isinstance(ids, torch.Tensor) or ids.ndim != 2:
@@ -44,11 +49,11 @@ def check_inputs(family: Family, config: Any, inputs: Mapping[str, Any]) -> None
             expected="left padding, so that the last column of every example is its last token",
             fix="processor.tokenizer.padding_side = 'left', or let vlm.prompt([...]) build the batch",
         )
-    n_marks = int((ids == config.image_token_id).sum())
-    counts = family.picture_tokens(config, inputs)
-    if n_marks != sum(counts):
+    n_marks = int(torch.isin(ids, placeholder_ids(family, config, ids)).sum())
+    filled = family.filled(config, inputs, processor)
+    if n_marks != filled:
         raise PlaceholderError(
-            f"{n_marks} picture tokens in input_ids for {len(counts)} pictures that fill {sum(counts)}",
+            f"{n_marks} picture tokens in input_ids for pictures that fill {filled}",
             expected="as many placeholders as the pictures' features",
             fix="encode text and pictures in one call of the model's own processor, without truncation",
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -12,27 +12,32 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from mmlens.errors import NoProcessorError, OptionError
+from mmlens.families.base import Family
 from mmlens.model.cache import ActivationCache
 from mmlens.model.decode import Generation, answer_logprobs, generate
 from mmlens.model.encode import encode, make_examples, tokenize
 from mmlens.model.engine import Engine, HeadsLike, PromptLike
-from mmlens.model.loading import as_device, as_dtype, fingerprint, load, shown_name
+from mmlens.model.loading import as_device, as_dtype, load, shown_name
 from mmlens.model.prompt import Prompt
-from mmlens.model.run import HookFn, no_grad_call
+from mmlens.model.reading import GroupMass, attention_mass, run_with_cache, splice_hook
+from mmlens.model.run import HookFn
 from mmlens.model.select import Selection
-from mmlens.model.sites import NamesFilter, Site
-from mmlens.model.tracing import TracedSite, tracer_class
+from mmlens.model.sites import NamesFilter
+from mmlens.model.tracing import TracedSite, open_trace
+from mmlens.model.weights import ModelWeights, StackWeights
 from mmlens.tokens import Group
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
+    from mmlens.export import ActivationShards
+    from mmlens.model.verify import Report
     from mmlens.scores import HeadScores
     from mmlens.tasks.base import Split, Task
 
 
-class HookedVLM(Engine):
+class HookedVLM(Engine, ModelWeights):
     """A vision-language model whose insides have names.
 
     Made by `from_pretrained` or `from_model`. One open HookedVLM per Hugging Face model; `close()` (or leaving a
@@ -46,9 +51,12 @@ class HookedVLM(Engine):
     (8, 12)
     """
 
-    def __init__(self, model: Any, processor: Any, *, name: str, revision: str | None) -> None:
-        super().__init__(model, processor)
-        self.name, self.revision = name, revision
+    def __init__(
+        self, model: Any, processor: Any, *, name: str, revision: str | None, family: Family | None = None
+    ) -> None:
+        super().__init__(model, processor, family, name=name, revision=revision)
+        ModelWeights.__init__(self, self)
+        self.vision = StackWeights(self, self.family.tower, self.tower)
 
     # ------------------------------------------------------------------ loading
     @classmethod
@@ -101,15 +109,22 @@ class HookedVLM(Engine):
         return cls(model, processor, name=shown_name(str(name)), revision=revision)
 
     @classmethod
-    def from_model(cls, model: nn.Module, processor: Any = None) -> HookedVLM:
+    def from_model(cls, model: nn.Module, processor: Any = None, *, family: Family | None = None) -> HookedVLM:
         """Wrap a loaded Hugging Face model; without a processor, calls take ready inputs only.
+
+        Parameters
+        ----------
+        model
+            Also one that PEFT has put adapters into: hooks then see the adapted values.
+        family
+            Where the model keeps its parts, for one that mmlens does not know.
 
         Raises
         ------
         UnknownFamilyError, AlreadyWrappedError, PictureTokenError
         """
         name = getattr(getattr(model, "config", None), "_name_or_path", "") or type(model).__name__
-        return cls(model, processor, name=shown_name(name), revision=None)
+        return cls(model, processor, name=shown_name(name), revision=None, family=family)
 
     def __enter__(self) -> HookedVLM:
         return self
@@ -136,16 +151,6 @@ class HookedVLM(Engine):
             )
         return self.processor.tokenizer
 
-    def identity(self) -> dict[str, Any]:
-        """What tells this model from others in a result's provenance; the fingerprint samples every weight tensor."""
-        return {
-            "name": self.name,
-            "revision": self.revision,
-            "family": self.family.name,
-            "dtype": str(self.dtype).removeprefix("torch."),
-            "fingerprint": fingerprint(self.hf),
-        }
-
     def hook_names(self, pattern: str = "*") -> list[str]:
         """Hook names that match a glob, in order of execution.
 
@@ -167,6 +172,8 @@ class HookedVLM(Engine):
         question: Any,
         images: Any = None,
         *,
+        videos: Any = None,
+        fps: float | None = None,
         system: str | None = None,
         subject: Any = None,
         answer: Any = None,
@@ -175,7 +182,7 @@ class HookedVLM(Engine):
     ) -> Prompt:
         """Encode a question about pictures once, with the role of every token.
 
-        For a batch, `subject`, `answer`, `evidence` and `distractors` are lists, as `images` is.
+        For a batch, `videos`, `subject`, `answer`, `evidence` and `distractors` are lists, as `images` is.
 
         Parameters
         ----------
@@ -183,6 +190,11 @@ class HookedVLM(Engine):
             Text; or chat messages (the last from the user); or a list of either, which makes a left-padded batch.
         images
             Pictures of the question, in order: PIL images, paths, or uint8 arrays. For a batch, one list a question.
+        videos
+            Videos of the question, as lists of frames or uint8 arrays (frame, height, width, 3), instead of pictures.
+            The frames are taken as they are: none is dropped.
+        fps
+            Frames per second of those frames, for families that are told times; default 2.
         system
             A system turn put first.
         subject
@@ -204,6 +216,8 @@ class HookedVLM(Engine):
         examples = make_examples(
             question,
             images,
+            videos=videos,
+            fps=fps,
             system=system,
             subject=subject,
             answer=answer,
@@ -248,8 +262,11 @@ class HookedVLM(Engine):
         rows: Group | None = None,
         heads: HeadsLike | None = None,
         positions: Group | None = None,
+        reduce: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
+        stop_at_layer: int | None = None,
+        grad: bool = False,
         device: str | torch.device | None = None,
-    ) -> tuple[Float[Tensor, "batch pos d_vocab"], ActivationCache]:
+    ) -> tuple[Float[Tensor, "batch pos d"], ActivationCache]:
         """Run once and keep copies of what was asked for.
 
         Reading never changes the run: the logits are bitwise those of the plain model.
@@ -258,13 +275,23 @@ class HookedVLM(Engine):
         ----------
         names_filter
             A name, a short name ("resid_post" means every layer), a glob, a list of these, or a callable; None means
-            everything but attn_scores, pattern and result; [] nothing.
+            everything but attn_scores, pattern and result (nothing, beside `reduce`); [] nothing.
         rows
             Token group that cuts the query axis of scores and patterns; other rows are never built.
         heads
             Query heads: ints (every layer), {layer: ints}, or a HeadSet.
         positions
             Token group that cuts the position axis of everything else but rot_k.
+        reduce
+            {name, short name or glob: fn}: `fn(value)` runs as the value appears, and only its result is kept, under
+            the hook's name; memory holds one value at a time.
+        stop_at_layer
+            Run only the decoder blocks in front of this one (negative: from the end); the first result is then the
+            stream that this block would have read, as in TransformerLens.
+        grad
+            Keep the graph, from pixels and token embeddings to the logits, for `backward()` and `cache.grad(name)`.
+            Values in the cache are then part of it, patterns that were asked for carry the run (logits agree with the
+            plain ones to rounding), and weights stay outside: their `.grad` is not touched.
         device
             Where the copies go; default where they were made.
 
@@ -274,18 +301,49 @@ class HookedVLM(Engine):
 
         Raises
         ------
-        UnknownHookError, NoPictureError, TokenGroupError, HeadError
+        UnknownHookError, NoPictureError, HookNotReachedError, TokenGroupError, HeadError, OptionError,
+        PatternTooLargeError, NonFiniteError
         """
-        prompt = self.as_prompt(prompt)
-        device = None if device is None else as_device(device)
-        selection = self.selection(prompt, rows, heads, positions)
-        values: dict[str, Tensor] = {}
+        return run_with_cache(
+            self,
+            self.as_prompt(prompt),
+            names_filter,
+            rows=rows,
+            heads=heads,
+            positions=positions,
+            reduce=reduce,
+            stop_at_layer=stop_at_layer,
+            grad=grad,
+            device=None if device is None else as_device(device),
+        )
 
-        def keep(site: Site, value: Tensor) -> None:
-            values[site.name] = value if device is None else value.to(device)
+    def attention_mass(self, prompt: PromptLike, groups: Sequence[Group], *, rows: Group | None = None) -> GroupMass:
+        """How much attention every head of every layer pays to token groups; no query x key matrix is built.
 
-        logits = self.forward(prompt, self.captures(prompt, names_filter, selection, keep))
-        return logits, ActivationCache(values, self.sites, prompt, selection)
+        Parameters
+        ----------
+        groups
+            Token groups to sum over: ["image", "system", "text-system"], boxes' TokenSets, ...
+        rows
+            Token group of the queries; default every position. Few rows cost next to nothing; all of them about as
+            much as the attention itself once more on short prompts, and far less on long ones.
+
+        Returns
+        -------
+        GroupMass
+            `.values` (layer, batch, head, row, group), each the share (0..1) of a query's attention; NaN where ragged
+            examples are padded, 0 in rows that are padding. `.positions` says which row is which column.
+
+        Examples
+        --------
+        >>> from mmlens import HookedVLM, load_task
+        >>> vlm, example = HookedVLM.from_pretrained("toy-qwen3-vl"), load_task("scenes/image").example("rank", 0, 0)
+        >>> prompt = vlm.prompt(example.question, images=list(example.images))
+        >>> mass = vlm.attention_mass(prompt, ["image", "text"], rows="last")
+        >>> mass.values.shape, bool((mass.values.sum(-1) - 1).abs().max() < 1e-5)
+        (torch.Size([8, 1, 12, 1, 2]), True)
+        """
+        return attention_mass(self, self.as_prompt(prompt), list(groups), rows)
 
     def run_with_hooks(
         self,
@@ -368,11 +426,16 @@ class HookedVLM(Engine):
             device=None if device is None else as_device(device),
         )
 
-    def trace(self, prompt: PromptLike) -> Any:
+    def trace(self, prompt: PromptLike, *, max_new_tokens: int | None = None) -> Any:
         """The raw nnsight block: `with vlm.trace(prompt): value = vlm.site(name).read().save()`.
 
-        Sites must be read in order of execution; only saved values survive the block. No gradient graph is kept.
-        Ablations hold inside it; `vlm.hooks(...)` do not, and are refused.
+        Sites and `vlm.blocks[3]` / `vlm.vision.blocks[1]` must be read in order of execution; only saved values survive
+        the block. No gradient graph is kept. Ablations hold inside it; `vlm.hooks(...)` do not, and are refused.
+
+        Parameters
+        ----------
+        max_new_tokens
+            Generate, greedily; the block then binds steps with `for step in tracer.iter[:3]:`.
         """
         if self._hooks:
             raise OptionError(
@@ -380,9 +443,40 @@ class HookedVLM(Engine):
                 expected="trace outside hooks()",
                 fix="write to the sites inside the block instead: vlm.site(name).write(value)",
             )
-        prompt = self.as_prompt(prompt)
-        inputs = self.model_inputs(prompt)
-        return self.opened().root.trace(fn=no_grad_call(self.hf, {}), tracer_cls=tracer_class(self), **inputs)
+        return open_trace(self, self.as_prompt(prompt), max_new_tokens)
+
+    @contextmanager
+    def splice(
+        self, name: str, encode_decode: Callable[[Tensor], Tensor], *, error_term: bool = False
+    ) -> Iterator[HookedVLM]:
+        """Put a module (a sparse autoencoder, a transcoder) in place of a hook's values, for a block.
+
+        Parameters
+        ----------
+        name
+            A writable hook, short name or glob.
+        encode_decode
+            Called with the value, returns its replacement of the same shape. A module's own dtype and device are used.
+        error_term
+            Add back what the replacement lost, so that the run's values stay as they were while gradients go through
+            the module.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from mmlens import HookedVLM
+        >>> vlm = HookedVLM.from_pretrained("toy-qwen3-vl")
+        >>> with vlm.splice("blocks.3.hook_mlp_out", torch.nn.Identity()):
+        ...     logits = vlm(vlm.prompt("what color is the star ?"))
+        """
+        if not callable(encode_decode):
+            raise OptionError(
+                f"encode_decode={encode_decode!r}",
+                expected="a module or function of one tensor",
+                fix="pass sae.forward",
+            )
+        with self.hooks([(name, splice_hook(encode_decode, error_term=error_term))]):
+            yield self
 
     def answer_logprobs(self, prompt: PromptLike, answers: Sequence[str]) -> Float[Tensor, "batch answer"]:
         """Log-probability (nats) of each answer, forced token by token after the prompt.
@@ -399,6 +493,28 @@ class HookedVLM(Engine):
         return answer_logprobs(self, prompt, [self.to_tokens(a)[0].tolist() for a in answers])
 
     # ------------------------------------------------------------------ comfort
+    def verify(self, prompt: PromptLike | None = None) -> Report:
+        """Check this model against itself, hook by hook; see `mmlens.model.verify.verify`."""
+        from mmlens.model.verify import verify
+
+        return verify(self, prompt)
+
+    def activations(
+        self,
+        task: Task,
+        names_filter: NamesFilter,
+        *,
+        out: str | Path,
+        positions: Group | None = None,
+        n: int | None = None,
+        seed: int = 0,
+        split: Split = "rank",
+    ) -> ActivationShards:
+        """Write a whole task's activations to disk; see `mmlens.export.activations`."""
+        from mmlens.export import activations
+
+        return activations(self, task, names_filter, out=out, positions=positions, n=n, seed=seed, split=split)
+
     def scan(
         self,
         task: Task,

@@ -13,7 +13,7 @@ from torch import Tensor
 from mmlens.errors import PlaceholderError, PromptError, RegionError, TokenGroupError
 from mmlens.evidence.locate import covered_tokens
 from mmlens.evidence.regions import Box
-from mmlens.families.base import Family
+from mmlens.families.base import Family, Item, Kind, Layout, Segments
 from mmlens.model.guard import check_inputs
 from mmlens.tokens import Group, TokenSet, resolve_group
 
@@ -26,6 +26,8 @@ class Example:
 
     messages: tuple[Mapping[str, Any], ...] = ()
     images: tuple[Any, ...] = ()
+    videos: tuple[Any, ...] = ()
+    fps: float | None = None
     subject: str | tuple[int, int] | None = None
     answer: str | None = None
     evidence: tuple[Box, ...] = ()
@@ -44,8 +46,8 @@ class Prompt:
         For every example, the columns of each token group that has a meaning there.
     examples
         What each example was built from; empty entries for inputs that came ready-made.
-    sizes
-        (width, height) in pixels of every picture, in prompt order over the batch.
+    items
+        Every picture and video, in prompt order over the batch.
     forced
         For every example, how many answer tokens stand at its end (teacher forcing of multi-token answers).
     """
@@ -53,7 +55,7 @@ class Prompt:
     inputs: Mapping[str, Any] = field(repr=False)
     roles: tuple[Roles, ...] = field(repr=False)
     examples: tuple[Example, ...] = field(repr=False)
-    sizes: tuple[tuple[int, int], ...]
+    items: tuple[Item, ...] = field(repr=False)
     family: Family = field(repr=False)
     config: Any = field(repr=False)
     processor: Any = field(repr=False)
@@ -61,15 +63,17 @@ class Prompt:
 
     @classmethod
     def from_inputs(cls, inputs: Mapping[str, Any], family: Family, config: Any, processor: Any) -> Prompt:
-        """A prompt around a processor's own output; knows the groups all, text, image, image:i and last."""
+        """A prompt around a processor's own output; knows the groups that need no words: all, text, image, last, ..."""
         inputs = dict(inputs)
-        check_inputs(family, config, inputs)
+        check_inputs(family, config, inputs, processor)
         ids = inputs["input_ids"]
         if inputs.get("attention_mask") is None:
             inputs["attention_mask"] = torch.ones_like(ids)
-        roles = tuple(basic_roles(inputs, family, config))
+        items = counted_items(inputs, family, config, processor)
+        roles = tuple(basic_roles(inputs, items))
         blank = tuple(Example() for _ in roles)
-        return cls(inputs, roles, blank, (), family, config, processor, (0,) * len(roles))
+        prompt = cls(inputs, roles, blank, tuple(items), family, config, processor, (0,) * len(roles))
+        return prompt.with_layout_roles()
 
     def __len__(self) -> int:
         return len(self.roles)
@@ -106,7 +110,12 @@ class Prompt:
     @property
     def has_picture(self) -> bool:
         """Whether the tower will run."""
-        return self.inputs.get("pixel_values") is not None
+        return any(self.inputs.get(key) is not None for key in self.family.pixels.values())
+
+    @property
+    def kinds(self) -> set[Kind]:
+        """What the prompt shows: pictures, videos, both or nothing."""
+        return {item.kind for item in self.items}
 
     @property
     def real(self) -> Bool[Tensor, "batch pos"] | None:
@@ -114,19 +123,39 @@ class Prompt:
         mask = self.inputs["attention_mask"].bool()
         return None if bool(mask.all()) else mask
 
-    @property
-    def picture_counts(self) -> list[int]:
-        """Tokens of every picture, in prompt order over the batch."""
-        return self.family.picture_tokens(self.config, self.inputs)
+    def layout(self, number: int) -> Layout:
+        """Where a picture or video (numbered over the batch) lies in the tokens, the projector and the tower."""
+        if not 0 <= number < len(self.items):
+            raise TokenGroupError(
+                f"image {number} of a prompt with {len(self.items)} pictures",
+                expected=f"0 to {len(self.items) - 1}" if self.items else "a prompt with a picture",
+                fix="count from 0, over the whole batch",
+            )
+        return self.family.layout(self.config, self.inputs, self.processor, self.items, number)
 
-    def picture_columns(self, picture: int) -> tuple[int, tuple[int, ...]]:
-        """The example that shows a picture (numbered over the batch), and the columns of its tokens."""
-        numbered = [
-            (example, positions)
-            for example, roles in enumerate(self.roles)
-            for positions in (roles[f"image:{i}"] for i in range(_n_pictures(roles)))
-        ]
-        return numbered[picture]
+    def segments(self, layer: int) -> Segments:
+        """What attends together in a tower block."""
+        return self.family.segments(self.config, self.inputs, self.items, layer)
+
+    def with_layout_roles(self) -> Prompt:
+        """The same prompt with the groups tile:i.t, frame:t and newline, where the family has them."""
+        roles = [dict(r) for r in self.roles]
+        for number, item in enumerate(self.items):
+            if item.kind == "image" and not self.family.tiled:
+                continue
+            mine = roles[item.example]
+            index = sum(other.example == item.example for other in self.items[:number])
+            found = self.layout(number)
+            for t, tile in enumerate(found.tiles):
+                mine[f"tile:{index}.{t}"] = tuple(item.columns[o] for o in tile)
+            for grid in found.grids:
+                for frame in grid.frames:
+                    name = f"frame:{frame}"
+                    mine[name] = tuple(sorted({*mine.get(name, ()), *(item.columns[o] for o in grid.tokens.index)}))
+            if found.newlines:
+                newlines = (item.columns[o] for o in found.newlines)
+                mine["newline"] = tuple(sorted({*mine.get("newline", ()), *newlines}))
+        return replace(self, roles=tuple(roles))
 
     def tokens(self, group: Group) -> TokenSet:
         """Positions of a token group in every example.
@@ -178,15 +207,28 @@ class Prompt:
                 fix="count both from 0",
             )
         number = sum(_n_pictures(r) for r in self.roles[:example]) + image
-        if not self.sizes:
+        item = self.items[number]
+        if item.size is None:
             raise RegionError(
                 "a region in a prompt that was made of ready inputs, whose source picture is unknown",
                 expected="a prompt from vlm.prompt(...)",
                 fix="build it with vlm.prompt(question, images=[...])",
             )
-        width, height = self.sizes[number]
-        views = self.family.views(self.processor, self.inputs, number, (width, height))
-        found = covered_tokens(views, region, width=width, height=height)
+        if item.kind == "video":
+            raise RegionError(
+                f"a box in image {image}, which is a video",
+                expected="a picture",
+                fix="take a frame's tokens by name: prompt.tokens('frame:3')",
+            )
+        views = [grid.view for grid in self.layout(number).grids]
+        known = [view for view in views if view is not None]
+        if len(known) < len(views):
+            raise RegionError(
+                f"a box in a picture of {item.size[0]} x {item.size[1]} pixels, whose tiles were shrunk together",
+                expected="a picture small enough that every token holds its own pixels",
+                fix="scale the picture down first",
+            )
+        found = covered_tokens(known, region, width=item.size[0], height=item.size[1])
         columns = self.roles[example][f"image:{image}"]
         positions: list[tuple[int, ...]] = [()] * len(self)
         coverage: list[tuple[float, ...]] = [()] * len(self)
@@ -200,29 +242,38 @@ def _n_pictures(roles: Roles) -> int:
     return sum(name.startswith("image:") for name in roles)
 
 
-def basic_roles(inputs: Mapping[str, Any], family: Family, config: Any) -> list[Roles]:
-    """The groups that need nothing but the encoded batch."""
-    ids, mask = inputs["input_ids"], inputs["attention_mask"]
-    counts = list(family.picture_tokens(config, inputs))
-    found: list[Roles] = []
-    for example, (row, real) in enumerate(zip(ids.tolist(), mask.tolist())):
-        every = tuple(i for i, keep in enumerate(real) if keep)
-        image = tuple(i for i in every if row[i] == config.image_token_id)
-        roles: Roles = {"all": every, "text": tuple(i for i in every if row[i] != config.image_token_id)}
-        roles["last"] = every[-1:]
-        if image:
-            roles["image"] = image
-        start, number = 0, 0
-        while start < len(image):
-            n = counts.pop(0) if counts else 0
-            if not 0 < n <= len(image) - start:
+def counted_items(inputs: Mapping[str, Any], family: Family, config: Any, processor: Any) -> list[Item]:
+    """Pictures and videos of inputs that came ready-made, told apart by how many tokens each fills."""
+    kinds = family.token_ids(config)
+    counts = {kind: list(found) for kind, found in family.counts(config, inputs, processor).items()}
+    items: list[Item] = []
+    for example, row in enumerate(inputs["input_ids"].tolist()):
+        columns = [i for i, token in enumerate(row) if token in kinds]
+        while columns:
+            kind = kinds[row[columns[0]]]
+            n = counts[kind].pop(0) if counts.get(kind) else 0
+            if not 0 < n <= len(columns):
                 raise PlaceholderError(
-                    f"example {example} has {len(image)} picture tokens, which no number of whole pictures fills",
+                    f"example {example} has {len(columns)} more picture tokens, which no whole picture fills",
                     expected="whole pictures in every example, in prompt order",
                     fix="encode each text with its own pictures, in one call of the processor",
                 )
-            roles[f"image:{number}"] = image[start : start + n]
-            start, number = start + n, number + 1
+            items.append(Item(kind, example, tuple(columns[:n])))
+            columns = columns[n:]
+    return items
+
+
+def basic_roles(inputs: Mapping[str, Any], items: Sequence[Item]) -> list[Roles]:
+    """The groups that need nothing but the encoded batch."""
+    found: list[Roles] = []
+    for example, real in enumerate(inputs["attention_mask"].tolist()):
+        every = tuple(i for i, keep in enumerate(real) if keep)
+        mine = [item.columns for item in items if item.example == example]
+        image = {c for columns in mine for c in columns}
+        roles: Roles = {"all": every, "text": tuple(i for i in every if i not in image), "last": every[-1:]}
+        if image:
+            roles["image"] = tuple(sorted(image))
+        roles.update({f"image:{i}": columns for i, columns in enumerate(mine)})
         found.append(roles)
     return found
 

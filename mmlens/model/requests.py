@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
@@ -14,6 +14,7 @@ from torch import Tensor
 Address = tuple[str, int]  # ("decoder" | "tower", layer)
 Mode = Literal["output_zero", "visual_mask"]
 Point = Literal["rot_q", "rot_k", "attn_scores", "pattern"]
+PATTERN_LIMIT = 2 * 2**30
 Rows = tuple[tuple[int, ...], ...]  # query columns, one tuple an example
 
 
@@ -26,13 +27,29 @@ class HeadEdit:
 
 
 @dataclass(frozen=True)
+class MassAsk:
+    """Token groups whose attention mass is wanted for every head and row, and who takes it.
+
+    `members` is (batch, key, group); `sink` gets the address and (batch, row, head, group) in the model's dtype.
+    """
+
+    members: Tensor
+    sink: Callable[[Address, Tensor], None]
+
+
+@dataclass(frozen=True)
 class Request:
-    """One caller's wishes. `rows` and `heads` narrow scores and patterns of the decoder; None means all."""
+    """One caller's wishes. `rows` and `heads` narrow scores and patterns of the decoder; None means all.
+
+    `through` lets the patterns that are built carry the run (and its gradients), `mass` asks every decoder layer.
+    """
 
     points: Mapping[Address, frozenset[Point]] = field(default_factory=dict)
     rows: Rows | None = None
     heads: Mapping[int, tuple[int, ...]] | None = None
     edits: Mapping[Address, tuple[HeadEdit, ...]] = field(default_factory=dict)
+    through: bool = False
+    mass: MassAsk | None = None
 
 
 @dataclass(frozen=True)
@@ -43,6 +60,8 @@ class LayerAsk:
     rows: Rows | None
     heads: tuple[int, ...] | None
     edits: tuple[HeadEdit, ...]
+    through: bool = False
+    mass: MassAsk | None = None
 
     @property
     def explicit(self) -> bool:
@@ -51,11 +70,20 @@ class LayerAsk:
 
 
 class Requests:
-    """The stack of one model, guarded by one lock; `columns` are the picture tokens of the run in progress."""
+    """The stack of one model, guarded by one lock.
+
+    Attributes
+    ----------
+    columns
+        The picture tokens of the run in progress, for edits that need to know them.
+    pattern_limit
+        Bytes of the largest scores or pattern that may be built.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.columns: Tensor | None = None
+        self.pattern_limit = PATTERN_LIMIT
         self._stack: list[Request] = []
         self._live: dict[Address, set[Point]] = {}
         self._merged: dict[Address, LayerAsk | None] = {}
@@ -102,7 +130,8 @@ class Requests:
         asking = [r for r in self._stack if r.points.get(address)]
         points = live.union(*(r.points[address] for r in asking))
         edits = tuple(edit for r in self._stack for edit in r.edits.get(address, ()))
-        if not points and not edits:
+        mass = next((r.mass for r in self._stack if r.mass is not None), None) if address[0] == "decoder" else None
+        if not points and not edits and mass is None:
             return None
         viewers = [r for r in asking if r.points[address] & {"attn_scores", "pattern"}]
         whole = bool(live & {"attn_scores", "pattern"}) or address[0] == "tower"
@@ -110,7 +139,7 @@ class Requests:
         heads = (
             None if whole else _merge_heads([None if r.heads is None else r.heads.get(address[1], ()) for r in viewers])
         )
-        return LayerAsk(points, rows, heads, edits)
+        return LayerAsk(points, rows, heads, edits, any(r.through for r in asking), mass)
 
 
 def _merge_rows(asked: list[Rows | None]) -> Rows | None:

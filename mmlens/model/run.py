@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from mmlens.errors import HookNotReachedError, HookValueError
+from mmlens.model.access import Access
 from mmlens.model.requests import LayerAsk, Request
-from mmlens.model.select import Selection, blank_padding, cut_of
+from mmlens.model.select import Cut, Selection, blank_padding, cut_of
 from mmlens.model.sites import Site
 
 
@@ -37,6 +38,7 @@ class HookPointInfo:
 
 HookFn = Callable[..., Tensor | None]
 Sink = Callable[[Site, Tensor], None]
+RawSink = Callable[[Site, Tensor, Cut], None]
 
 
 @dataclass(frozen=True)
@@ -50,25 +52,26 @@ class Hook:
 
 @dataclass(frozen=True)
 class Capture:
-    """A copy of one site's value, handed to `sink`."""
+    """A copy of one site's value, handed to `sink`; `raw_sink` gets the module's own tensor, to keep gradients on."""
 
     site: Site
     sink: Sink
     selection: Selection
+    raw_sink: RawSink | None = None
 
 
 Action = Hook | Capture
 
 
-def request_of(actions: Sequence[Action]) -> Request:
-    """What the attention functions must do for these actions of one caller."""
+def request_of(actions: Sequence[Action], *, through: bool = False) -> Request:
+    """What the attention functions must do for these actions of one caller; `through`: see Request."""
     points: dict = {}
     for action in actions:
         if action.site.address is not None:
             points.setdefault(action.site.address, set()).add(action.site.point)
     selection = actions[0].selection if actions else Selection()
     frozen = {address: frozenset(names) for address, names in points.items()}
-    return Request(frozen, selection.rows, selection.heads)
+    return Request(frozen, selection.rows, selection.heads, through=through)
 
 
 class Visitor:
@@ -111,6 +114,8 @@ class Visitor:
             part = cut.take(blank_padding(site, value, None if decoding else self._real))
             if isinstance(action, Capture):
                 action.sink(site, part)
+                if action.raw_sink is not None:
+                    action.raw_sink(site, site.access.raw(), cut)
                 continue
             version = part._version
             given = action.fn(part, hook=HookPointInfo(site.name, site.layer))
@@ -132,10 +137,28 @@ def _checked(site: Site, part: Tensor, given: Any) -> Tensor:
     return given.to(part.device)
 
 
-def trace(root: Any, visitor: Visitor, call: Callable[..., Any], inputs: Mapping[str, Any], *, steps: bool) -> None:
+@dataclass
+class Stop:
+    """Where a run ends early: the value of `access`, read after everything else, is its result."""
+
+    access: Access
+    value: Tensor | None = None
+
+
+def trace(
+    root: Any,
+    visitor: Visitor,
+    call: Callable[..., Any],
+    inputs: Mapping[str, Any],
+    *,
+    steps: bool,
+    stop: Stop | None = None,
+) -> None:
     """Run `call(**inputs)` with the visitor inside it; `steps` for a call that runs the model many times."""
     try:
-        if steps:
+        if stop is not None:
+            _trace_until(root, visitor, call, inputs, stop)
+        elif steps:
             with warnings.catch_warnings():
                 # An open loop over generation steps ends by outrunning the model; the engine warns each time.
                 warnings.filterwarnings("ignore", message=".*was never reached.*")
@@ -159,6 +182,13 @@ def _trace_once(root: Any, visitor: Visitor, call: Callable[..., Any], inputs: M
         visitor.visit()
 
 
+def _trace_until(root: Any, visitor: Visitor, call: Callable[..., Any], inputs: Mapping[str, Any], stop: Stop) -> None:
+    with root.trace(fn=call, **inputs) as tracer:
+        visitor.visit()
+        stop.value = stop.access.read().clone()
+        tracer.stop()
+
+
 def _trace_steps(root: Any, visitor: Visitor, call: Callable[..., Any], inputs: Mapping[str, Any]) -> None:
     with root.trace(fn=call, **inputs) as tracer:
         for step in tracer.iter[:]:
@@ -167,11 +197,13 @@ def _trace_steps(root: Any, visitor: Visitor, call: Callable[..., Any], inputs: 
                 break
 
 
-def no_grad_call(function: Callable[..., Any], holder: dict[str, Any], **options: Any) -> Callable[..., Any]:
-    """The traced call: a forward or a generation without a graph, its result kept in `holder`."""
+def plain_call(
+    function: Callable[..., Any], holder: dict[str, Any], *, grad: bool = False, **options: Any
+) -> Callable[..., Any]:
+    """The traced call: a forward or a generation, without a graph unless asked, its result kept in `holder`."""
 
     def call(**inputs: Any) -> Any:
-        with torch.no_grad():
+        with torch.set_grad_enabled(grad):
             holder["result"] = function(**inputs, **options)
         return holder["result"]
 

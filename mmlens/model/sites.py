@@ -12,7 +12,8 @@ from torch import Tensor
 
 from mmlens.errors import ReadOnlyHookError, UnknownHookError, closest
 from mmlens.families.base import Family, Shape, Stack
-from mmlens.model.access import Access, DeepStackAccess, fused, heads_of, norm_scale, plain, split, then
+from mmlens.families.discover import has_module
+from mmlens.model.access import Access, DeepStackAccess, HeadOutputs, fused, norm_scale, plain, scaled, split, then
 from mmlens.model.requests import Address, Point
 
 NamesFilter = str | Iterable[str] | Callable[[str], bool] | None
@@ -224,6 +225,13 @@ def build_sites(family: Family, config: Any, root: Any) -> Sites:
     return Sites(sites)
 
 
+def head_outputs(block: Any, stack: Stack, shape: Shape) -> HeadOutputs:
+    """How a block's head outputs z become what its attention adds to the stream."""
+    norm = None if stack.attn_added is None else block.get_submodule(stack.attn_added)
+    out = block.get_submodule(f"{stack.attn}.{stack.out}")
+    return HeadOutputs(out, shape, norm, stack.norm_offset, block, stack.attn_scale)
+
+
 def _stack_sites(prefix: str, stack: Stack, shape: Shape, root: Any, stage: int, n_used: int) -> list[Site]:
     """The sites of every block of a stack; blocks from `n_used` on run, but change nothing downstream."""
     sites: list[Site] = []
@@ -287,23 +295,26 @@ def _stack_sites(prefix: str, stack: Stack, shape: Shape, root: Any, stage: int,
         out = get(f"{stack.attn}.{stack.out}")
         z = split(out, "input", shape.n_heads, shape.d_head, lift)
         add(layer, "attn.hook_z", 10, z, ("batch", pos, "head", "d"))
-        weight = heads_of(out._module, shape)
+        outputs = head_outputs(block._module, stack, shape)
         add(
             layer,
             "attn.hook_result",
             10,
-            Access(out, "input", then(z.view, weight), None),
+            Access(out, "input", then(z.view, outputs), None),
             ("batch", pos, "head", "d"),
         )
-        add(layer, "hook_attn_out", 12, Access(attn, "output", lift))
+        added = attn if stack.attn_added is None else get(stack.attn_added)
+        add(layer, "hook_attn_out", 12, scaled(added, block._module, stack.attn_scale, lift))
         # The residual branch holds the tensor that the norm reads: a write must be in place to reach both.
         add(layer, "hook_resid_mid", 13, Access(ln2, "input", lift, in_place=True))
         add(layer, "ln2.hook_scale", 14, Access(ln2, "input", then(lift, norm_scale(ln2._module)), None))
         add(layer, "ln2.hook_normalized", 15, Access(ln2, "output", lift))
-        add(layer, "mlp.hook_pre", 16, Access(get(f"{stack.mlp}.{stack.mlp_in}"), "output", lift))
-        if stack.mlp_linear is not None:
-            add(layer, "mlp.hook_pre_linear", 17, Access(get(f"{stack.mlp}.{stack.mlp_linear}"), "output", lift))
-        add(layer, "mlp.hook_post", 18, Access(get(f"{stack.mlp}.{stack.mlp_out}"), "input", lift))
-        add(layer, "hook_mlp_out", 19, Access(get(stack.mlp), "output", lift))
+        if has_module(block._module, f"{stack.mlp}.{stack.mlp_in}"):  # a mixture of experts has no one inside
+            add(layer, "mlp.hook_pre", 16, Access(get(f"{stack.mlp}.{stack.mlp_in}"), "output", lift))
+            if stack.mlp_linear is not None:
+                add(layer, "mlp.hook_pre_linear", 17, Access(get(f"{stack.mlp}.{stack.mlp_linear}"), "output", lift))
+            add(layer, "mlp.hook_post", 18, Access(get(f"{stack.mlp}.{stack.mlp_out}"), "input", lift))
+        mlp = get(stack.mlp if stack.mlp_added is None else stack.mlp_added)
+        add(layer, "hook_mlp_out", 19, scaled(mlp, block._module, stack.mlp_scale, lift))
         add(layer, "hook_resid_post", 20, Access(block, "output", lift))
     return sites

@@ -7,8 +7,10 @@ from typing import Any
 import nnsight
 from torch import Tensor
 
-from mmlens.errors import HookNotReachedError
+from mmlens.errors import HookNotReachedError, OptionError
 from mmlens.model.engine import Engine
+from mmlens.model.prompt import Prompt
+from mmlens.model.run import plain_call
 from mmlens.model.sites import Site
 
 
@@ -63,3 +65,18 @@ def tracer_class(vlm: Engine) -> type:
                         vlm.opened().pack_tower(False)
 
     return Tracer
+
+
+def open_trace(vlm: Engine, prompt: Prompt, max_new_tokens: int | None) -> Any:
+    """See `HookedVLM.trace`."""
+    root = vlm.opened().root
+    vlm.opened().check_attention()
+    inputs = vlm.model_inputs(prompt)
+    if max_new_tokens is None:
+        return root.trace(fn=plain_call(vlm.hf, {}), tracer_cls=tracer_class(vlm), **inputs)
+    if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+        raise OptionError(
+            f"max_new_tokens={max_new_tokens!r}", expected="an int, at least 1", fix="leave it out for one forward"
+        )
+    call = plain_call(vlm.hf.generate, {}, max_new_tokens=max_new_tokens, do_sample=False)
+    return root.trace(fn=call, tracer_cls=tracer_class(vlm), **vlm.model_inputs(prompt.unforced()))

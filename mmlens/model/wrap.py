@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedConfig
 
-from mmlens.errors import AlreadyWrappedError
+from mmlens.errors import AlreadyWrappedError, AttentionChangedError
 from mmlens.families.base import Family
 from mmlens.model.attention import NAME, PACKED_NAME, Link, attach, detach
 from mmlens.model.requests import Requests
@@ -52,6 +52,17 @@ class Wrapped:
                 if isinstance(value, PreTrainedConfig):
                     self._configs.append((module, name, value))
                     module.__dict__[name] = copy.deepcopy(value, memo)
+
+    def check_attention(self) -> None:
+        """Raise if somebody switched the model's attention away from the registered function."""
+        for kind in ("decoder", "tower"):
+            now = self.attentions[kind, 0].config._attn_implementation
+            if now not in (NAME, PACKED_NAME):
+                raise AttentionChangedError(
+                    f"the {kind}'s attention implementation is {now!r}, changed after the model was wrapped",
+                    expected=f"{NAME!r}, which mmlens set; with another one no pattern could be read or edited",
+                    fix="close() first, then set_attn_implementation(...), then wrap again (mmlens always runs SDPA)",
+                )
 
     def pack_tower(self, packed: bool) -> None:
         """One attention call for all pictures (to see inside the tower) or one a picture (stock's own operations)."""

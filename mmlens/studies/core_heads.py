@@ -251,17 +251,21 @@ def tell(vlm: HookedVLM, task: Task, result: CoReResult, *, index: int = 0) -> S
     layers = sorted({layer for layer, _ in (*result.top, *result.bottom)})
     names = [f"blocks.{layer}.attn.hook_pattern" for layer in layers]
     _, cache = vlm.run_with_cache(prompt, names)
-    image_columns, subject = list(prompt.tokens("image:0").positions), list(prompt.tokens("subject").positions)
+    grid, item = prompt.layout(0).grid(), prompt.items[0]
+    image_columns, subject = [item.columns[o] for o in grid.tokens.index], list(prompt.tokens("subject").positions)
 
     def look(head: tuple[int, int]) -> HeadLook:
         weights = cache["pattern", head[0]][0, head[1]][subject][:, image_columns].mean(0)
         return HeadLook(*head, float(result.ram.values[head]), tuple(weights.tolist()))
 
-    size = prompt.sizes[0]
-    (view,) = vlm.family.views(vlm.processor, prompt.inputs, 0, size)
-    rows, cols = view.rows, view.cols
+    view, rows, cols = grid.view, grid.tokens.rows, grid.tokens.cols
+    assert view is not None  # the prompt was built from a picture of known size
     where = prompt.locate(example.evidence[0])
-    coverage = {image_columns.index(c): share for c, share in zip(where.positions, (where.coverage or ((),))[0])}
+    coverage = {
+        image_columns.index(c): share
+        for c, share in zip(where.positions, (where.coverage or ((),))[0])
+        if c in image_columns
+    }
     chances = vlm.answer_logprobs(prompt, task.candidates)[0].exp().tolist()
     pool = (2, 2) if rows % 2 == 0 and cols % 2 == 0 else (1, 1)
     pattern, labels = pooled_pattern(
@@ -274,7 +278,7 @@ def tell(vlm: HookedVLM, task: Task, result: CoReResult, *, index: int = 0) -> S
         image=prompt.examples[0].images[0],
         boxes=tuple((b.x0, b.y0, b.x1, b.y1) for b in example.evidence),
         tokens=_shown_tokens(vlm, prompt),
-        cells=tuple(view.source_box(i) for i in range(rows * cols)),
+        cells=tuple(view.source_box(o) for o in grid.tokens.index),
         coverage=coverage,
         chances=tuple(sorted(zip(task.candidates, chances), key=lambda c: -c[1])),
         top=tuple(look(h) for h in result.top),
@@ -296,24 +300,20 @@ def pooled_pattern(
 
     Rows still sum to 1. Returns the pooled pattern and a label for each of its rows.
     """
-    rows, cols = grid
-    start, n = image_columns[0], rows * cols
-    blocks_across = cols // pool[1]
-    n_blocks = (rows // pool[0]) * blocks_across
-    member = torch.zeros(len(tokens), len(tokens) - n + n_blocks)
+    cells = {column: cell for cell, column in enumerate(image_columns)}
+    places: dict[str | int, int] = {}  # a block of the picture, or a column of its own
+    member = torch.zeros(len(tokens), len(tokens))
     labels: list[str] = []
     for column, token in enumerate(tokens):
-        ordinal = column - start
-        if 0 <= ordinal < n:
-            block = (ordinal // cols // pool[0]) * blocks_across + ordinal % cols // pool[1]
-            member[column, start + block] = 1
-            if start + block == len(labels):
-                labels.append(f"[{block // blocks_across},{block % blocks_across}]")
-        else:
-            member[column, len(labels) if ordinal < 0 else column - n + n_blocks] = 1
-            if ordinal < 0:
-                labels.append(token)
-    labels += tokens[start + n :]
+        cell = cells.get(column)
+        place: str | int = column
+        if cell is not None:
+            token = place = f"[{cell // grid[1] // pool[0]},{cell % grid[1] // pool[1]}]"
+        if place not in places:
+            places[place] = len(labels)
+            labels.append(token)
+        member[column, places[place]] = 1
+    member = member[:, : len(labels)]
     summed = pattern.float().cpu() @ member
     return (member / member.sum(0)).T @ summed, labels
 

@@ -11,8 +11,8 @@ from mmlens import Box, HookedVLM
 from mmlens.evidence.views import pad_to_square, shortest_edge_center_crop, stretch
 
 SIZES = {
-    "qwen3": [(32, 24), (40, 32), (64, 16), (30, 21), (20, 50)],
-    "llava": [(28, 28), (50, 28), (31, 64), (14, 14), (90, 40)],
+    "qwen3-vl": [(32, 24), (40, 32), (64, 16), (30, 21), (20, 50)],
+    "llava-1.5": [(28, 28), (50, 28), (31, 64), (14, 14), (90, 40)],
 }
 
 
@@ -24,7 +24,7 @@ def _brightness(family, vlm, box, size):
     dark = vlm.prompt("what", images=[np.zeros_like(picture)])
     prompt = vlm.prompt("what", images=[picture])
     change = prompt.inputs["pixel_values"] - dark.inputs["pixel_values"]
-    if family == "qwen3":
+    if family == "qwen3-vl":
         # rows are patches in 2 x 2 blocks: four rows make a token
         return prompt, change.reshape(-1, 4, change.shape[1]).mean((1, 2))
     tiles = change[0].unfold(1, 7, 7).unfold(2, 7, 7)
@@ -72,7 +72,7 @@ def test_evidence_becomes_a_group_and_the_second_picture_has_its_own_tokens(wrap
 
 
 def test_llava_crops_what_lies_outside_and_says_so():
-    with HookedVLM.from_model(*tiny.llava()) as vlm:
+    with HookedVLM.from_model(*tiny.llava_1_5()) as vlm:
         prompt = vlm.prompt("what", images=[tiny.picture(90, 28)])
         found = prompt.locate(Box.from_xyxy(0, 0, 20, 28))
         assert found.positions == () and "crop" in found.reason
@@ -80,7 +80,7 @@ def test_llava_crops_what_lies_outside_and_says_so():
 
 
 def test_llava_that_pads_keeps_everything():
-    model, processor = tiny.llava()
+    model, processor = tiny.llava_1_5()
     processor.image_processor.do_pad = True
     with HookedVLM.from_model(model, processor) as vlm:
         prompt = vlm.prompt("what", images=[tiny.picture(56, 28)])

@@ -13,6 +13,11 @@ from mmlens import HookedVLM
 from mmlens.errors import AlreadyWrappedError, ClosedError, MMLensError
 
 
+@pytest.fixture(params=tiny.FAMILIES)
+def family(request):
+    return request.param
+
+
 @pytest.fixture(params=["fp32", "bf16"])
 def opened(request, family):
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[request.param]

@@ -8,6 +8,12 @@ import torch
 from mmlens import HookedVLM
 from mmlens.model import attention, sites
 
+
+@pytest.fixture(params=tiny.FAMILIES)
+def family(request):
+    return request.param
+
+
 EVERYTHING = ["attn.pattern", "attn.z", "attn.rot_q", "attn.rot_k", "attn.q", "attn.k", "attn.v", "resid_mid", "logits"]
 
 

@@ -153,7 +153,7 @@ def test_arguments_of_the_wrong_kind_are_each_named(wrapped, as_users):
 
 
 def test_pictures_that_the_processor_refuses():
-    with HookedVLM.from_model(*tiny.qwen3()) as vlm, pytest.raises(PictureError, match="1 x 900"):
+    with HookedVLM.from_model(*tiny.qwen3_vl()) as vlm, pytest.raises(PictureError, match="1 x 900"):
         vlm.prompt("what", images=[tiny.picture(1, 900)])
 
 
@@ -191,7 +191,7 @@ def test_inputs_with_faults_are_each_named(wrapped, family, as_users):
     without = {k: v for k, v in good.items() if "pixel" not in k and "grid" not in k}
     with pytest.raises(PlaceholderError):
         wrapped(without)
-    if family == "qwen3":
+    if family == "qwen3-vl":
         with pytest.raises(MissingTokenTypesError):
             wrapped({k: v for k, v in good.items() if k != "mm_token_type_ids"})
     for nonsense in ({}, {"input_ids": [1, 2]}, "a question", None, 3):

@@ -10,7 +10,7 @@ from mmlens import HookedVLM
 
 def test_llava_states_recorded_by_transformers_do_not_hide_writes():
     """After its first forward transformers records tower states by a hook of its own; writes must still act."""
-    with HookedVLM.from_model(*tiny.llava()) as vlm:
+    with HookedVLM.from_model(*tiny.llava_1_5()) as vlm:
         prompt = oracle.prompts(vlm)["single"]
         vlm(prompt)
         clean = vlm(prompt)
@@ -19,7 +19,7 @@ def test_llava_states_recorded_by_transformers_do_not_hide_writes():
 
 
 def test_qwen_tower_is_one_packed_call_only_while_it_is_looked_into():
-    model, processor = tiny.qwen3()
+    model, processor = tiny.qwen3_vl()
     with HookedVLM.from_model(model, processor) as vlm:
         prompt = oracle.prompts(vlm)["batch"]
         _, cache = vlm.run_with_cache(prompt, ["vision.pattern", "vision.rot_q"])
@@ -42,14 +42,14 @@ def test_qwen_tower_is_one_packed_call_only_while_it_is_looked_into():
 
 
 def test_packed_tower_logits_are_bitwise_those_of_the_plain_calls():
-    with HookedVLM.from_model(*tiny.qwen3()) as vlm:
+    with HookedVLM.from_model(*tiny.qwen3_vl()) as vlm:
         for prompt in oracle.prompts(vlm).values():
             assert torch.equal(vlm.run_with_cache(prompt, "vision.attn_scores")[0], vlm(prompt))
 
 
 def test_deepstack_that_contributes_nothing_would_be_noticed():
     """Default indexes on a shallow tower silently give none."""
-    with HookedVLM.from_model(*tiny.qwen3()) as vlm:
+    with HookedVLM.from_model(*tiny.qwen3_vl()) as vlm:
         _, cache = vlm.run_with_cache(oracle.prompts(vlm)["single"], ["deepstack_in", "projector.deepstack.*"])
         assert [n for n in cache if "deepstack_in" in n] == ["blocks.0.hook_deepstack_in", "blocks.1.hook_deepstack_in"]
         for i in range(2):
@@ -90,8 +90,8 @@ def test_left_padding_changes_logits_by_rounding_only(wrapped):
 def test_raster_grid_undoes_merge_groups(family):
     """Each patch lands where a picture that lights one patch after another says it should."""
     with HookedVLM.from_model(*tiny.FAMILIES[family]()) as vlm:
-        size = {"qwen3": (24, 16), "llava": (28, 28)}[family]
-        patch = {"qwen3": 4, "llava": 7}[family]
+        size = {"qwen3-vl": (24, 16), "llava-1.5": (28, 28)}[family]
+        patch = {"qwen3-vl": 4, "llava-1.5": 7}[family]
         import numpy as np
 
         rows, cols = size[1] // patch, size[0] // patch
@@ -111,7 +111,7 @@ def test_raster_grid_undoes_merge_groups(family):
                 assert change.argmax() == r * cols + c
                 lit_grid += change > 1e-3
         assert (lit_grid == 1).all()
-        side = {"qwen3": (2, 3), "llava": (4, 4)}[family]
+        side = {"qwen3-vl": (2, 3), "llava-1.5": (4, 4)}[family]
         assert dark.grid("projector.out").shape[:2] == side
 
 

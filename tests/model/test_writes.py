@@ -9,6 +9,11 @@ from mmlens import HookedVLM
 from mmlens.errors import HookValueError, ReadOnlyHookError
 
 
+@pytest.fixture(params=tiny.FAMILIES)
+def family(request):
+    return request.param
+
+
 def _ramp(tensor, hook):
     """Values that vary along the last axis."""
     ramp = torch.linspace(-1, 1, tensor.shape[-1]).to(tensor.dtype)
@@ -35,7 +40,7 @@ def test_every_writable_used_site_reaches_the_logits(family, case, dtype):
 def test_unused_sites_are_the_blocks_behind_the_feature_layer(family):
     with HookedVLM.from_model(*tiny.FAMILIES[family]()) as vlm:
         unused = {s.layer for s in vlm.sites if not s.used}
-    assert unused == ({2} if family == "llava" else set())
+    assert unused == ({2} if family == "llava-1.5" else set())
 
 
 def test_in_place_and_returned_edits_agree_on_every_writable_site(wrapped):
