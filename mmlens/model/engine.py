@@ -260,12 +260,13 @@ class Engine:
         sites, exact = self.sites.choose(names)
         reached = self._reachable(sites, exact, prompt)
         if stop is not None:
-            beyond = next((s for s in reached if s.order >= (2, stop) and s.name in exact), None)
+            literal = {names} if isinstance(names, str) else set(names) if isinstance(names, Iterable) else set()
+            beyond = next((s for s in reached if s.order >= (2, stop) and s.name in literal), None)
             if beyond is not None:
                 raise HookNotReachedError(
                     f"{beyond.name!r} of a run that stops in front of block {stop}",
                     expected="hooks that the run still reaches",
-                    fix="raise stop_at_layer, or use a glob, which skips what cannot be reached",
+                    fix="raise stop_at_layer, or use a short name or a glob, which skip what cannot be reached",
                 )
             reached = [s for s in reached if s.order < (2, stop)]
         return [Capture(site, sink, selection, raw_sink) for site in reached]

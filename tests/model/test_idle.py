@@ -32,71 +32,91 @@ def _operations(call):
     return out, seen.calls
 
 
-def _assert_idle(vlm, stock):
-    for prompt in oracle.prompts(vlm).values():
-        inputs = vlm.model_inputs(prompt)
+def _assert_idle(vlm, stock, after, cases=("batch",)):
+    prompts = oracle.prompts(vlm)
+    for case in cases:
+        inputs = vlm.model_inputs(prompts[case])
         want, wanted = _operations(lambda: stock(**inputs).logits)
-        got, calls = _operations(lambda: vlm(prompt))
+        got, calls = _operations(lambda: vlm(prompts[case]))
         direct, direct_calls = _operations(lambda: vlm.hf(**inputs).logits)
-        assert torch.equal(got, want) and torch.equal(direct, want)
-        assert direct_calls == wanted
+        assert torch.equal(got, want) and torch.equal(direct, want), after
+        assert direct_calls == wanted, after
         # vlm(prompt) checks its inputs first: a few comparisons of integers, then stock's own calls
-        assert calls[-len(wanted) :] == wanted and len(calls) - len(wanted) < 15
+        assert calls[-len(wanted) :] == wanted and len(calls) - len(wanted) < 20, after
 
 
-def test_fresh(opened):
-    _assert_idle(*opened)
+class Mine(Exception):
+    pass
 
 
-def test_after_capture(opened):
-    vlm, stock = opened
-    vlm.run_with_cache(oracle.prompts(vlm)["single"], lambda name: True)
-    _assert_idle(vlm, stock)
+def _fail(tensor, hook):
+    raise Mine("kept as it is")
 
 
-@pytest.mark.parametrize("mode", ["output_zero", "visual_mask"])
-def test_after_ablation(opened, mode):
-    vlm, stock = opened
-    prompt = oracle.prompts(vlm)["batch"]
-    with vlm.ablate([(0, 1), (2, 5)], mode=mode):
-        assert not torch.equal(vlm(prompt), stock(**vlm.model_inputs(prompt)).logits)
-    _assert_idle(vlm, stock)
+def _capture(vlm, prompt):
+    vlm.run_with_cache(prompt, lambda name: True)
 
 
-def test_after_an_exception_in_a_hook(opened):
-    vlm, stock = opened
+def _ablate(vlm, prompt):
+    for mode in ("output_zero", "visual_mask"):
+        with vlm.ablate([(0, 1), (2, 5)], mode=mode):
+            assert not torch.equal(vlm(prompt), vlm.hf(**vlm.model_inputs(prompt)).logits * 0)
 
-    class Mine(Exception):
-        pass
 
-    def fail(tensor, hook):
-        raise Mine("kept as it is")
-
+def _hook_error(vlm, prompt):
     for name in ("resid_mid", "vision.pattern", "pattern"):
         with pytest.raises(Mine, match="kept as it is"):
-            vlm.run_with_hooks(oracle.prompts(vlm)["single"], [(name, fail)])
-    _assert_idle(vlm, stock)
+            vlm.run_with_hooks(prompt, [(name, _fail)])
 
 
-def test_after_an_exception_in_an_ablation(opened):
-    vlm, stock = opened
+def _block_error(vlm, prompt):
     with pytest.raises(ZeroDivisionError), vlm.ablate([(0, 0)], mode="visual_mask"):
         raise ZeroDivisionError
-    _assert_idle(vlm, stock)
 
 
-def test_after_generate(opened):
-    vlm, stock = opened
-    vlm.generate(oracle.prompts(vlm)["batch"], max_new_tokens=3, names_filter=["pattern", "vision.pattern"])
-    _assert_idle(vlm, stock)
+def _generate(vlm, prompt):
+    vlm.generate(prompt, max_new_tokens=3, names_filter=["pattern", "vision.pattern"])
 
 
-def test_after_trace(opened):
-    vlm, stock = opened
-    with vlm.trace(oracle.prompts(vlm)["single"]):
+def _trace(vlm, prompt):
+    with vlm.trace(prompt):
         pattern = vlm.site("blocks.1.attn.hook_pattern").read().save()
     assert pattern.shape[1] == 6
-    _assert_idle(vlm, stock)
+
+
+def _gradient(vlm, prompt):
+    logits, cache = vlm.run_with_cache(prompt, ["z", "pattern"], grad=True)
+    logits[:, -1].amax().backward()
+    assert cache.grad(("z", 0)).abs().sum() > 0
+    assert all(p.grad is None and p.requires_grad for p in vlm.hf.parameters())
+
+
+def _stopped(vlm, prompt):
+    vlm.run_with_cache(prompt, ["resid_post", "vision.pattern"], stop_at_layer=1)
+
+
+def _mass(vlm, prompt):
+    vlm.attention_mass(prompt, ["image", "text"])
+
+
+def _splice(vlm, prompt):
+    with vlm.splice("blocks.1.hook_mlp_out", torch.nn.Identity()):
+        vlm(prompt)
+
+
+USES = (_capture, _ablate, _hook_error, _block_error, _generate, _trace, _gradient, _stopped, _mass, _splice)
+
+
+def test_idle_is_exact_and_free_on_every_prompt(opened):
+    _assert_idle(*opened, "opening", ("single", "batch", "several"))
+
+
+def test_idle_again_after_every_kind_of_use(opened):
+    vlm, stock = opened
+    prompt = oracle.prompts(vlm)["batch"]
+    for use in USES:
+        use(vlm, prompt)
+        _assert_idle(vlm, stock, use.__name__)
 
 
 def test_close_restores_everything(family):
@@ -222,6 +242,7 @@ def test_threads_take_turns(wrapped):
     assert not failures and len(seen) == 15 and all(torch.equal(s, want) for s in seen)
 
 
+@pytest.mark.parametrize("family", ["qwen3-vl", "llava-1.5"])
 def test_memory_stays_flat_over_fifty_runs(wrapped):
     import psutil
 

@@ -40,9 +40,10 @@ def test_every_writable_used_site_reaches_the_logits(family, case, dtype):
 def test_unused_sites_are_the_blocks_behind_the_feature_layer(family):
     with HookedVLM.from_model(*tiny.FAMILIES[family]()) as vlm:
         unused = {s.layer for s in vlm.sites if not s.used}
-    assert unused == ({2} if family == "llava-1.5" else set())
+    assert unused == ({2} if family in ("llava-1.5", "llava-next") else set())
 
 
+@pytest.mark.parametrize("family", ["qwen2.5-vl", "qwen3-vl", "llava-1.5", "internvl", "gemma3"])
 def test_in_place_and_returned_edits_agree_on_every_writable_site(wrapped):
     prompt = oracle.prompts(wrapped)["batch"]
 
@@ -211,7 +212,7 @@ def test_trace_reads_and_writes_sites(wrapped):
     with wrapped.trace(prompt):
         seen = wrapped.site("vision.blocks.1.attn.hook_pattern").read().save()
         pattern = wrapped.site("blocks.1.attn.hook_pattern").read().save()
-        wrapped.site("blocks.2.hook_resid_post").write(torch.zeros(1, prompt.n_columns, 42))
+        wrapped.site("blocks.2.hook_resid_post").write(torch.zeros(1, prompt.n_columns, wrapped.d_model))
         logits = wrapped.site("hook_logits").read().save()
     assert torch.equal(pattern, cache["pattern", 1]) and torch.equal(seen, cache["vision.pattern", 1])
     assert logits.abs().max() < cache["logits"].abs().max() and not logits.requires_grad
