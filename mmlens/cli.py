@@ -187,6 +187,19 @@ def scan(
     _table(title, ["rank", "head", metric, "95 % interval"], rows)
 
 
+@app.command()
+def verify(model: Model, device: Device = None, as_json: Json = False) -> None:
+    """Check a model against itself, hook by hook; exit code 1 on a fault."""
+    report = _load(model, device).verify()
+    if as_json:
+        checks = [{"name": c.name, "ok": c.ok, "told": c.told} for c in report.checks]
+        _print_json({"model": report.model, "ok": report.ok, "checks": checks})
+    else:
+        _table(report.model, ["check", "", ""], [[c.name, "ok" if c.ok else "FAIL", c.told] for c in report.checks])
+    if not report.ok:
+        raise typer.Exit(1)
+
+
 def _parse_heads(text: str) -> list[tuple[int, int]]:
     try:
         pairs = [tuple(int(x) for x in part.split(".")) for part in text.split(",")]

@@ -27,6 +27,7 @@ class Access:
     write: Callable[[Tensor, Tensor], Tensor] | None = lambda raw, new: new.reshape(raw.shape)
     in_place: bool = False
     grad_view: Callable[[Tensor], Tensor] | None = None  # of the module-side gradient; None: the same reshape as `view`
+    prepare: Callable[[], None] | None = None  # called before a run that reads it
 
     def _raw(self) -> Any:
         return getattr(self.envoy, self.side)
@@ -149,7 +150,7 @@ def norm_gain(norm: nn.Module, offset: float) -> Tensor:
     return torch.ones(()) if weight is None else weight + offset
 
 
-@dataclass(frozen=True)
+@dataclass
 class HeadOutputs:
     """Each head's share of what attention adds to the stream, as a function of z: without the bias, behind the norm
     or layer scale that stands between the output projection and the stream. The shares of a layer sum to `attn_out`
@@ -161,10 +162,16 @@ class HeadOutputs:
     offset: float = 0.0
     block: nn.Module | None = None
     scale: str | None = None
+    weight: Tensor | None = None
+
+    def prepare(self) -> None:
+        """Work out the matrix of a layer that has no plain one (adapters, quantization): inside a trace it cannot."""
+        self.weight = None if type(self.out) is nn.Linear else effective_weight(self.out)
 
     def __call__(self, z: Tensor) -> Float[Tensor, "batch pos head d_model"]:
         """(batch, pos, head, d_head) -> (batch, pos, head, d_model)."""
-        weight = effective_weight(self.out).to(z.device, z.dtype).unflatten(1, (self.shape.n_heads, self.shape.d_head))
+        weight = effective_weight(self.out) if self.weight is None else self.weight
+        weight = weight.to(z.device, z.dtype).unflatten(1, (self.shape.n_heads, self.shape.d_head))
         result = einsum(z, weight, "batch pos head d_head, d_model head d_head -> batch pos head d_model")
         bias = getattr(self.out, "bias", None)
         if self.norm is not None:

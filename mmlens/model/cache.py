@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -64,7 +65,16 @@ class ActivationCache(Mapping[str, Tensor]):
         self._values, self._sites, self.prompt, self._selection, self.step = values, sites, prompt, selection, step
         self._engine, self.reduced, self._kept = engine, reduced, kept
         self._algebra: Algebra | None = None
-        self.provenance: dict[str, Any] = dict(provenance or {})
+        self._provenance = None if provenance is None else dict(provenance)
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """The model (with a fingerprint of its weights, taken when first asked for) and the libraries' versions."""
+        if self._provenance is None:
+            names = ("mmlens", "torch", "transformers", "nnsight")
+            model = {} if self._engine is None else {"model": self._engine.identity()}
+            self._provenance = {**model, "versions": {name: version(name) for name in names}}
+        return self._provenance
 
     def __getitem__(self, key: str | tuple[str, int]) -> Tensor:
         name = self._name(key)
@@ -124,7 +134,7 @@ class ActivationCache(Mapping[str, Tensor]):
             engine=self._engine,
             reduced=self.reduced,
             kept=self._kept,
-            provenance=self.provenance,
+            provenance=self._provenance,
         )
 
     def _whole(self, key: str | tuple[str, int]) -> Site:

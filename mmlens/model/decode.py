@@ -80,7 +80,10 @@ def generate(
     new = ids[:, prompt.n_columns :]
     text = [] if engine.processor is None else engine.processor.tokenizer.batch_decode(new, skip_special_tokens=True)
     steps += [{} for _ in range(new.shape[1] - len(steps))] if actions else []  # the tower runs in the first step only
-    caches = [ActivationCache(values, engine.sites, prompt, selection, step=i) for i, values in enumerate(steps)]
+    caches = [
+        ActivationCache(values, engine.sites, prompt, selection, step=i, engine=engine)
+        for i, values in enumerate(steps)
+    ]
     return Generation(new, [t.strip() for t in text], caches)
 
 

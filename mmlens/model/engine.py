@@ -24,7 +24,7 @@ from mmlens.families import find_family
 from mmlens.families.base import Family
 from mmlens.model.access import Access
 from mmlens.model.encode import to_device
-from mmlens.model.guard import check_inputs, check_processor, placeholder_ids
+from mmlens.model.guard import check_inputs, check_model, check_processor, placeholder_ids
 from mmlens.model.loading import fingerprint
 from mmlens.model.prompt import Prompt, require_prompt_group
 from mmlens.model.requests import MassAsk, Request, Requests
@@ -52,6 +52,7 @@ class Engine:
         self.family = find_family(model, family)
         if processor is not None:
             check_processor(self.family, model.config, processor)
+        check_model(model, self.family, self.family.decoder_shape(model.config), self.family.tower_shape(model.config))
         self.hf, self.processor = model, processor
         self.requests = Requests()
         self._wrapped: Wrapped | None = Wrapped(model, self.family, self.requests, self)
@@ -68,6 +69,15 @@ class Engine:
             self._wrapped = None
 
     no_cut = Selection()
+
+    @property
+    def pattern_limit(self) -> int:
+        """Bytes of the largest scores or pattern that one layer may build; larger asks are refused."""
+        return self.requests.pattern_limit
+
+    @pattern_limit.setter
+    def pattern_limit(self, size: int) -> None:
+        self.requests.pattern_limit = int(size)
 
     @property
     def hooked(self) -> bool:
@@ -374,6 +384,9 @@ class Engine:
             if not everything and stop is None:
                 call(holder)(**inputs)
                 return holder["result"]
+            for action in everything:
+                if action.site.access.prepare is not None:
+                    action.site.access.prepare()
             real = prompt.real
             visitor = Visitor(
                 everything,

@@ -13,8 +13,10 @@ from mmlens.errors import (
     PlaceholderError,
     PromptError,
     RightPaddingError,
+    UnknownFamilyError,
+    UnsupportedAttentionError,
 )
-from mmlens.families.base import Family
+from mmlens.families.base import Family, Shape
 
 
 def check_processor(family: Family, config: Any, processor: Any) -> None:
@@ -26,6 +28,34 @@ def check_processor(family: Family, config: Any, processor: Any) -> None:
             expected="one id in both",
             fix="load both from the same checkpoint, or set model.config.image_token_id",
         )
+
+
+def check_model(model: Any, family: Family, decoder: Shape, tower: Shape) -> None:
+    """What can be told of a model without running it: sizes as the config says, attention that mmlens computes."""
+    for what, stack, shape in (("decoder", family.decoder, decoder), ("tower", family.tower, tower)):
+        blocks = model.get_submodule(stack.blocks)
+        if len(blocks) != shape.n_layers:
+            raise UnknownFamilyError(
+                f"{len(blocks)} {what} blocks where the config says {shape.n_layers}",
+                expected=f"as many blocks in {stack.blocks} as layers",
+                fix="correct the family's paths or its sizes; see docs/add-a-family.md",
+            )
+        for layer, block in enumerate(blocks):
+            attn = block.get_submodule(stack.attn)
+            width = getattr(attn.get_submodule(stack.out), "in_features", None)
+            if width is not None and width != shape.n_heads * shape.d_head:
+                raise UnknownFamilyError(
+                    f"{what} block {layer} has head outputs of width {width}",
+                    expected=f"{shape.n_heads} heads x {shape.d_head}, as the config says",
+                    fix="correct the family's sizes; see docs/add-a-family.md",
+                )
+            for name in ("attn_logit_softcapping", "sinks", "relative_attention_bias"):
+                if getattr(attn, name, None) is not None:
+                    raise UnsupportedAttentionError(
+                        f"{name!r} in the attention of {what} block {layer}",
+                        expected="plain softmax attention, with or without sliding windows",
+                        fix="this model cannot be wrapped: its patterns would be silently wrong",
+                    )
 
 
 def placeholder_ids(family: Family, config: Any, ids: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -82,11 +81,6 @@ def run_with_cache(
         engine=engine,
         reduced=reduced,
         kept=kept if grad else None,
-        provenance={
-            "model": engine.identity(),
-            "versions": {name: version(name) for name in ("mmlens", "torch", "transformers", "nnsight")},
-            "stop_at_layer": layer,
-        },
     )
     return result, cache
 

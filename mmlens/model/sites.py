@@ -300,7 +300,7 @@ def _stack_sites(prefix: str, stack: Stack, shape: Shape, root: Any, stage: int,
             layer,
             "attn.hook_result",
             10,
-            Access(out, "input", then(z.view, outputs), None),
+            Access(out, "input", then(z.view, outputs), None, prepare=outputs.prepare),
             ("batch", pos, "head", "d"),
         )
         added = attn if stack.attn_added is None else get(stack.attn_added)

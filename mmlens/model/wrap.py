@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -52,6 +54,16 @@ class Wrapped:
                 if isinstance(value, PreTrainedConfig):
                     self._configs.append((module, name, value))
                     module.__dict__[name] = copy.deepcopy(value, memo)
+
+    @contextmanager
+    def stock(self) -> Iterator[None]:
+        """The model's own SDPA for a moment: what idle runs are compared with."""
+        config = self.model.config
+        try:
+            config._attn_implementation = "sdpa"
+            yield
+        finally:
+            config._attn_implementation = NAME
 
     def check_attention(self) -> None:
         """Raise if somebody switched the model's attention away from the registered function."""
