@@ -68,15 +68,23 @@ def encode_batch(vlm: HookedVLM, examples: Sequence[TaskExample], *, answers: bo
 
 
 def batches(
-    vlm: HookedVLM, task: Task, *, split: Split, n: int | None, seed: int, answers: bool, skip: set[int] | None = None
+    vlm: HookedVLM,
+    task: Task,
+    *,
+    split: Split,
+    n: int | None,
+    seed: int,
+    answers: bool,
+    skip: set[int] | None = None,
+    keep: bool = True,
 ) -> Iterator[Batch]:
-    """The task's batches in order, those in `skip` left out; the last sets stay encoded, for evaluations that differ
-    only in the interventions around them."""
+    """The task's batches in order, those in `skip` left out; with `keep` the last sets stay encoded, for evaluations
+    that differ only in the interventions around them."""
     n = task.count(split, n, seed)
     kept = _ENCODED.setdefault(vlm, OrderedDict())
     key = (id(task), split, n, seed, answers, BATCH)
     # The entry holds the task, so its id cannot be another's.
-    _, ready = kept.setdefault(key, (task, {})) if n <= KEPT_EXAMPLES else (task, {})
+    _, ready = kept.setdefault(key, (task, {})) if keep and n <= KEPT_EXAMPLES else (task, {})
     if key in kept:
         kept.move_to_end(key)
     while sum(k[2] for k in kept) > KEPT_EXAMPLES:
@@ -163,9 +171,26 @@ class RunFolder:
         """Add a batch."""
         from safetensors.numpy import save
 
+        body = save({"values": np.ascontiguousarray(values)}, {"reasons": json.dumps(reasons, sort_keys=True)})
+        self.write_shard(number, body)
+
+    def whole(self) -> set[int]:
+        """Numbers of the shards that are there whole; only their headers are read. Broken ones are dropped."""
+        from safetensors import SafetensorError, safe_open
+
+        found = set()
+        for path in sorted(self.shards.glob("*.safetensors")):
+            try:
+                with safe_open(path, "numpy"):
+                    found.add(int(path.stem))
+            except (SafetensorError, OSError, ValueError):
+                path.unlink()
+        return found
+
+    def write_shard(self, number: int, body: bytes) -> None:
+        """Add a batch that is already in its file's form."""
         if not (self.folder / "run.json").exists():  # only now: a call that fails before leaves nothing behind
             write_whole(self.folder / "run.json", self._run)
-        body = save({"values": np.ascontiguousarray(values)}, {"reasons": json.dumps(reasons, sort_keys=True)})
         write_whole(self.path(number), body)
 
 

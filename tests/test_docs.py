@@ -70,3 +70,28 @@ def test_every_raised_error_is_documented_in_the_code_that_raises_it():
     for path in (ROOT / "mmlens").rglob("*.py"):
         for raised in re.findall(r"^\s+raise (\w+)\(", path.read_text(), re.M):
             assert raised in vars(errors) or raised in allowed, f"{path.name}: {raised}"
+
+
+def test_the_hooks_page_is_made_of_the_code():
+    from mmlens.families.hookmap import page
+
+    assert (ROOT / "docs/hooks.md").read_text() == page(), "python -m mmlens.families.hookmap > docs/hooks.md"
+
+
+def test_the_hooks_page_tells_the_truth():
+    """Every name and place on it exists in a tiny model of the family."""
+    import tiny
+
+    from mmlens.families import FAMILIES
+    from mmlens.families.hookmap import family_map
+
+    for family in FAMILIES:
+        model, processor = tiny.FAMILIES[family.name]()
+        modules = {name for name, _ in model.named_modules()}
+        with mmlens.HookedVLM.from_model(model, processor) as vlm:
+            names = set(vlm.hook_names())
+        for name, where in family_map(family):
+            first = name.split(",")[0].format(L=1, i=0)  # block 1 of the expert model is a dense one
+            assert first in names, (family.name, name)
+            path = re.match(r"(?:in|out)put of ([\w.{}]+)", where)
+            assert path is None or path[1].format(L=1, i=0) in modules, (family.name, where)
