@@ -17,9 +17,9 @@ _ROLES = {
 
 
 def _block_lists(model: Any) -> Iterator[tuple[str, Any]]:
-    """Lists of at least two modules of one class that hold an attention module."""
+    """Lists of modules of one class that hold an attention module."""
     for path, module in model.named_modules():
-        alike = type(module).__name__ == "ModuleList" and len(module) > 1 and len({type(b) for b in module}) == 1
+        alike = type(module).__name__ == "ModuleList" and len(module) > 0 and len({type(b) for b in module}) == 1
         if alike and any("attn" in n or "attention" in n for n, _ in module[0].named_children()):
             yield path, module
 

@@ -293,7 +293,7 @@ class ActivationCache(Mapping[str, Tensor]):
             from mmlens.model.lens import algebra
 
             values = {name: v for name, v in self._values.items() if name not in self.reduced}
-            self._algebra = algebra(values, self._engine)
+            self._algebra = algebra(values, self._engine, grad=self._kept is not None)
         return self._algebra
 
     def as_transformer_lens(self) -> Any:

@@ -224,14 +224,13 @@ def _check_marks(text: str, example: Example, family: Family, processor: Any) ->
         raise PromptError(
             f"a video for {family.name}", expected="pictures: this family takes no videos", fix="images=[frame, ...]"
         )
-    kinds = [("image", example.images), ("video", example.videos)]
-    for kind, given in kinds:
+    for kind, noun, given in (("image", "picture", example.images), ("video", "video", example.videos)):
         mark = getattr(processor, f"{kind}_token", None)
         found = 0 if mark is None else text.count(mark)
         if found != len(given):
             raise PictureCountError(
-                f"{len(given)} {kind}s for {found} {kind} marks in the prompt",
-                expected=f"one {kind} for each {{'type': '{kind}'}} part",
+                f"{len(given)} {noun}s for {found} {noun} marks in the prompt",
+                expected=f"one {noun} for each {{'type': '{kind}'}} part",
                 fix=f"pass {kind}s=[...] in the order of the marks",
             )
 

@@ -108,8 +108,8 @@ class PictureCache(LensCache):
 class Algebra:
     """The algebra of one cache: TransformerLens's methods, their errors in our words."""
 
-    def __init__(self, values: Mapping[str, Tensor], engine: Engine, n_deepstack: int) -> None:
-        self.engine, self.n_deepstack = engine, n_deepstack
+    def __init__(self, values: Mapping[str, Tensor], engine: Engine, n_deepstack: int, *, grad: bool) -> None:
+        self.engine, self.n_deepstack, self.grad = engine, n_deepstack, grad
         # Sums are exact only in single precision; half-precision values are themselves exact there.
         singles = {
             k: v.float() if v.is_floating_point() else v for k, v in values.items() if not k.startswith("vision.")
@@ -120,7 +120,8 @@ class Algebra:
     def call(self, method: str, **options: Any) -> Any:
         """A method of the TransformerLens cache."""
         try:
-            return getattr(self.lens, method)(**options)
+            with torch.set_grad_enabled(self.grad):
+                return getattr(self.lens, method)(**options)
         except KeyError as error:
             raise CacheError(
                 f"{method} of a cache without {error.args[0]!r}",
@@ -161,7 +162,7 @@ class Algebra:
                     expected="hook_z or hook_result of all heads in every layer below",
                     fix="run_with_cache(prompt, ['z', 'resid_post', 'ln_final.hook_scale']) without heads=",
                 )
-            with torch.no_grad():
+            with torch.set_grad_enabled(self.grad):
                 self.lens.cache_dict[name] = head_outputs(blocks[at], family.decoder, shape)(z)
 
     def logit_lens(self, layers: Sequence[int] | None, tokens: Tensor | None, incl_mid: bool) -> Labelled:
@@ -178,7 +179,7 @@ class Algebra:
         norm, head = self.view.ln_final, self.view.unembed
         weight = effective_weight(head)
         found = []
-        with torch.no_grad():
+        with torch.set_grad_enabled(self.grad):
             for stream in stack:
                 normalized = norm(stream.to(self.engine.device, self.engine.dtype))
                 if tokens is None:
@@ -194,6 +195,6 @@ def _shown(value: Any) -> str:
     return f"tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
 
 
-def algebra(values: Mapping[str, Tensor], engine: Engine) -> Algebra:
-    """The algebra over captured values of a model."""
-    return Algebra(values, engine, engine.family.deepstack_layers(engine.config))
+def algebra(values: Mapping[str, Tensor], engine: Engine, *, grad: bool) -> Algebra:
+    """The algebra over captured values of a model; with `grad`, part of the graph that they belong to."""
+    return Algebra(values, engine, engine.family.deepstack_layers(engine.config), grad=grad)

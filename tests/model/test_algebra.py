@@ -108,7 +108,7 @@ def test_bf16_sums_in_single_precision():
         prompt = oracle.prompts(vlm)["single"]
         _, cache = vlm.run_with_cache(prompt)
         parts = cache.decompose_resid()
-    assert parts.dtype == torch.float32
+    assert parts.dtype == torch.float32 and not cache.logit_attrs(parts, 3).requires_grad
     error = (parts.sum(0) - cache["resid_post", -1].float()).norm(dim=-1) / cache["resid_post", -1].float().norm(dim=-1)
     assert error.max() < 0.03  # the model itself rounded at every addition
 

@@ -76,7 +76,7 @@ def test_several_pictures_have_numbers(wrapped):
     prompt = wrapped.prompt("what color is the star?", images=[tiny.picture(), tiny.picture(40, 32, seed=2)])
     a, b = prompt.tokens("image:0").positions, prompt.tokens("image:1").positions
     assert max(a) < min(b) and (*a, *b) == prompt.tokens("image").positions
-    assert (len(a), len(b)) == tuple(prompt.picture_counts)
+    assert (len(a), len(b)) == tuple(len(item.columns) for item in prompt.items)
 
 
 def test_chat_messages_carry_pictures_or_leave_them_to_images(wrapped):
@@ -87,7 +87,7 @@ def test_chat_messages_carry_pictures_or_leave_them_to_images(wrapped):
     ]
     prompt = wrapped.prompt([{"role": "user", "content": parts}])
     assert _words(wrapped, prompt, "question") == "what coloris the star?"
-    assert len(prompt.tokens("image")) == prompt.picture_counts[0]
+    assert len(prompt.tokens("image")) == len(prompt.items[0].columns)
     chat = [
         {"role": "user", "content": "is the square red?"},
         {"role": "assistant", "content": "red"},
