@@ -271,14 +271,15 @@ class Engine:
         reached = self._reachable(sites, exact, prompt)
         if stop is not None:
             literal = {names} if isinstance(names, str) else set(names) if isinstance(names, Iterable) else set()
-            beyond = next((s for s in reached if s.order >= (2, stop) and s.name in literal), None)
+            past = {s.name for s in reached if s.order >= (2, stop) and s.name != "hook_embed"}
+            beyond = next((s for s in reached if s.name in past & literal), None)
             if beyond is not None:
                 raise HookNotReachedError(
                     f"{beyond.name!r} of a run that stops in front of block {stop}",
                     expected="hooks that the run still reaches",
                     fix="raise stop_at_layer, or use a short name or a glob, which skip what cannot be reached",
                 )
-            reached = [s for s in reached if s.order < (2, stop)]
+            reached = [s for s in reached if s.name not in past]
         return [Capture(site, sink, selection, raw_sink) for site in reached]
 
     def _reachable(self, sites: list[Site], exact: set[str], prompt: Prompt) -> list[Site]:

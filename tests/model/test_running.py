@@ -74,7 +74,7 @@ def test_a_gradient_predicts_what_a_small_edit_does(vlm, prompt):
         slope = cache.grad(key)
         site = cache._name(key)
         direction = torch.randn(slope.shape, generator=torch.Generator().manual_seed(0))
-        step = 2e-3 / direction.norm() * max(float(cache[key].detach().norm()), 1e-3)
+        step = 2e-4 / direction.norm() * max(float(cache[key].detach().norm()), 1e-3)
 
         def moved(sign, site=site, direction=direction, step=step):
             hook = lambda t, hook: t + sign * step * direction
