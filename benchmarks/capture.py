@@ -23,15 +23,15 @@ from mmlens.model.requests import Request, Requests
 LAYERS, HIDDEN, HEADS, KV, HEAD, ROWS = 8, 1024, 16, 8, 64, 32
 
 
-def build() -> Qwen3VLForConditionalGeneration:
+def build(kv: int = KV, layers: int = LAYERS) -> Qwen3VLForConditionalGeneration:
     config = Qwen3VLConfig(
         text_config=dict(
             vocab_size=1000,
             hidden_size=HIDDEN,
             intermediate_size=3 * HIDDEN,
-            num_hidden_layers=LAYERS,
+            num_hidden_layers=layers,
             num_attention_heads=HEADS,
-            num_key_value_heads=KV,
+            num_key_value_heads=kv,
             head_dim=HEAD,
             max_position_embeddings=8192,
             rope_parameters=dict(rope_type="default", rope_theta=1e4, mrope_section=[12, 10, 10], mrope_interleaved=True),
