@@ -73,14 +73,15 @@ def against_others(n: int, kv: int, rounds: int) -> dict:
     sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
     import tiny
     from transformer_lens.model_bridge import TransformerBridge
+    from transformers import AutoTokenizer
 
-    words = tiny.tokenizer()
     vlm = HookedVLM.from_model(capture.build(kv, LAYERS))
     by_hand = nnsight.NNsight(capture.build(kv, LAYERS))
     model = capture.build(kv, LAYERS)
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
-        words.save_pretrained(folder)
+        tiny.tokenizer().save_pretrained(folder)
+        words = AutoTokenizer.from_pretrained(folder)
         bridge = TransformerBridge.boot_transformers(folder, hf_model=model, tokenizer=words, device="cpu")
     inputs = _inputs(n)
     wanted = {f"blocks.{i}.hook_{s}" for i in range(LAYERS) for s in STREAMS}

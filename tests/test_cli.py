@@ -146,3 +146,14 @@ def test_the_command_is_installed():
         [os.path.join(os.path.dirname(sys.executable), "mmlens"), "models", "--json"], capture_output=True, text=True
     )
     assert done.returncode == 0 and json.loads(done.stdout)["embedded"]
+
+
+def test_verify_tells_every_check_and_exits_with_one_on_a_fault(monkeypatch, capsys):
+    from mmlens.model import verify
+
+    code, out, _ = _run(monkeypatch, capsys, "verify", "toy-qwen3-vl", "--json")
+    told = json.loads(out)
+    assert code in (0, None) and told["ok"] and len(told["checks"]) == len(verify._CHECKS)
+    monkeypatch.setitem(verify._CHECKS, "finite", lambda vlm, prompt: (False, "planted"))
+    code, out, _ = _run(monkeypatch, capsys, "verify", "toy-qwen3-vl")
+    assert code == 1 and "FAIL" in out and "planted" in out
