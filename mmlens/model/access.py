@@ -100,9 +100,9 @@ def scaled(envoy: Any, block: nn.Module, name: str | None, lift: Callable[[Tenso
         return Access(envoy, "output", lift)
 
     def write(raw: Tensor, new: Tensor) -> Tensor:
-        # The model multiplies again; where the scale is 0 nothing can be added at all.
-        scale = getattr(block, name)
-        return torch.where(scale == 0, raw, new.reshape(raw.shape) / scale)
+        # The model multiplies again: what is left as it was keeps its bits, and where the scale is 0 nothing can act.
+        scale, new = getattr(block, name), new.reshape(raw.shape)
+        return torch.where((scale == 0) | (new == scale * raw), raw, new / scale)
 
     return Access(
         envoy,

@@ -131,3 +131,64 @@ def test_attention_variants_are_refused_not_ignored(wrapped, variant):
     call = _Call(torch.nn.Module(), None, 0.0, None, None, {variant: 1.0})
     with pytest.raises(UnsupportedAttentionError, match=variant):
         call.refuse_unknown()
+
+
+def test_layer_scale_is_part_of_what_is_added():
+    """InternVL multiplies each sublayer's output before adding it: the module's own output is not the contribution."""
+    model, processor = tiny.internvl()
+    with HookedVLM.from_model(model, processor) as vlm:
+        prompt = oracle.prompts(vlm)["single"]
+        _, cache = vlm.run_with_cache(prompt, ["vision.attn_out", "vision.resid_pre", "vision.resid_mid"])
+        with vlm.trace(prompt):
+            own = vlm.vision.blocks[1].attention.output.save()
+        added = cache["vision.attn_out", 1]
+        assert torch.equal(cache["vision.resid_pre", 1] + added, cache["vision.resid_mid", 1])
+        assert not torch.allclose(own[0], added, atol=1e-2)
+        double = vlm.run_with_hooks(prompt, [("vision.blocks.1.hook_attn_out", lambda t, hook: t * 2)])
+        with torch.no_grad():
+            model.model.vision_tower.encoder.layer[1].lambda_1.mul_(2)
+        assert torch.allclose(double, vlm(prompt), atol=1e-5)
+
+
+def test_what_gemma3_adds_is_behind_its_post_norms():
+    model, processor = tiny.gemma3()
+    with HookedVLM.from_model(model, processor) as vlm:
+        prompt = oracle.prompts(vlm)["single"]
+        _, cache = vlm.run_with_cache(prompt, ["attn_out", "mlp_out", "z"])
+        with vlm.trace(prompt):
+            attention = vlm.blocks[1].self_attn.output[0].save()
+            mlp = vlm.blocks[1].mlp.output.save()
+    block = model.model.language_model.layers[1]
+    with torch.no_grad():
+        assert torch.equal(block.post_attention_layernorm(attention), cache["attn_out", 1])
+        assert torch.equal(block.post_feedforward_layernorm(mlp), cache["mlp_out", 1])
+    assert not torch.allclose(attention, cache["attn_out", 1], atol=0.1)
+
+
+def test_edits_of_the_embedding_are_in_the_stream_that_block_0_reads():
+    """transformers' own hidden_states[0] is recorded from call arguments and misses them."""
+    with HookedVLM.from_model(*tiny.llava_1_5()) as vlm:
+        prompt = oracle.prompts(vlm)["single"]
+        with vlm.hooks([("hook_embed", lambda t, hook: t * 3)]):
+            _, cache = vlm.run_with_cache(prompt, ["hook_embed", "blocks.0.hook_resid_pre", "blocks.0.hook_resid_mid"])
+            attn = vlm.run_with_cache(prompt, "attn_out")[1]["attn_out", 0]
+        assert torch.equal(cache["hook_embed"], cache["resid_pre", 0])
+        assert torch.allclose(cache["resid_pre", 0] + attn, cache["resid_mid", 0], atol=1e-5)
+
+
+def test_captured_values_are_copies_that_later_edits_do_not_reach():
+    with HookedVLM.from_model(*tiny.qwen3_vl()) as vlm:
+        prompt = oracle.prompts(vlm)["single"]
+        want = vlm.run_with_cache(prompt, "resid_pre")[1]["resid_pre", 1]
+        seen = {}
+
+        def zero(tensor, hook):
+            tensor.zero_()
+
+        hooks = [
+            ("blocks.1.hook_resid_pre", lambda t, hook: seen.update(kept=t)),
+            ("blocks.1.hook_resid_mid", zero),
+            ("blocks.1.hook_resid_post", zero),
+        ]
+        vlm.run_with_hooks(prompt, hooks)
+        assert torch.equal(seen["kept"], want)
