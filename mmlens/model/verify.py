@@ -72,7 +72,7 @@ class _Calls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_picture() -> Image.Image:
+def built_in_picture() -> Image.Image:
     """A picture with edges, colours and noise; the same every time."""
     rng = np.random.default_rng(0)
     y, x = np.mgrid[0:96, 0:128]
@@ -109,7 +109,7 @@ def verify(vlm: HookedVLM, prompt: PromptLike | None = None) -> Report:
                 fix="vlm.verify(inputs) with the processor's own output",
             )
         words = "what color is the star ?"
-        prompt = vlm.prompt(words, images=[test_picture()])
+        prompt = vlm.prompt(words, images=[built_in_picture()])
     runs = vlm.as_prompt(prompt)
     checks = [Check(name, *_tried(check, vlm, runs)) for name, check in _CHECKS.items()]
     return Report(f"{vlm.name} ({vlm.family.name}, {str(vlm.dtype).removeprefix('torch.')})", tuple(checks))

@@ -3,6 +3,7 @@
 import dataclasses
 
 import oracle
+import peft
 import pytest
 import tiny
 import torch
@@ -205,7 +206,6 @@ def test_float16(family):
 
 # ---------------------------------------------------------------------- adapters, quantized layers, offloading
 def test_a_lora_model_shows_its_adapted_values(family):
-    peft = pytest.importorskip("peft")
     model, processor = tiny.FAMILIES[family]()
     config = peft.LoraConfig(r=3, target_modules=["q_proj", "o_proj", "down_proj"], init_lora_weights=False)
     torch.manual_seed(0)
