@@ -45,7 +45,7 @@ def test_cutting_the_top_heads_breaks_handwriting_too(toy):
     assert result.accuracy - np.mean(masked["layer_matched"]) <= 0.1
 
 
-@pytest.mark.parametrize("family", sorted(tiny.FAMILIES))
+@pytest.mark.parametrize("family", ["qwen3-vl", "llava-1.5"])
 def test_located_tokens_over_many_sizes_and_boxes(family):
     """A cell-aligned box lights exactly its own tokens, through the real processor."""
     rng = np.random.default_rng(0)
