@@ -312,6 +312,13 @@ class Family(ABC):
         """What attends together in a tower block."""
 
 
+def last_feature_block(config: Any, n_layers: int) -> int:
+    """How many tower blocks `vision_feature_layer` (an index, or several) needs."""
+    layer = config.vision_feature_layer
+    # hidden_states[0] is the embedding, hidden_states[i] the output of block i - 1
+    return max((i if i >= 0 else n_layers + 1 + i) for i in ([layer] if isinstance(layer, int) else layer))
+
+
 def picture_columns(inputs: Mapping[str, Any], config: Any, example: int) -> list[int]:
     """Columns of an example that hold the picture placeholder."""
     return (inputs["input_ids"][example] == config.image_token_id).nonzero()[:, 0].tolist()

@@ -15,6 +15,7 @@ from mmlens.families.base import (
     Kind,
     Layout,
     Segments,
+    last_feature_block,
     mosaic,
     picture_columns,
     runs,
@@ -47,8 +48,7 @@ class InternVL(Family):
         return {config.image_token_id: "image"}  # frames use the picture's placeholder
 
     def used_tower_layers(self, config: Any) -> int:
-        layer, n = config.vision_feature_layer, self.tower_shape(config).n_layers
-        return max((i if i >= 0 else n + 1 + i) for i in ([layer] if isinstance(layer, int) else layer))
+        return last_feature_block(config, self.tower_shape(config).n_layers)
 
     def _sides(self, config: Any) -> tuple[int, int]:
         """Patches, and tokens, along a tile's side."""

@@ -7,7 +7,18 @@ from dataclasses import replace
 from typing import Any
 
 from mmlens.evidence.views import View, pad_to_square, shortest_edge_center_crop
-from mmlens.families.base import CLIP_BLOCKS, Family, Grid, Item, Kind, Layout, Segments, square, tile_segments
+from mmlens.families.base import (
+    CLIP_BLOCKS,
+    Family,
+    Grid,
+    Item,
+    Kind,
+    Layout,
+    Segments,
+    last_feature_block,
+    square,
+    tile_segments,
+)
 
 
 class LlavaBase(Family):
@@ -17,10 +28,7 @@ class LlavaBase(Family):
     projector = "model.multi_modal_projector"
 
     def used_tower_layers(self, config: Any) -> int:
-        layer = config.vision_feature_layer
-        n = self.tower_shape(config).n_layers
-        # hidden_states[0] is the embedding, hidden_states[i] the output of block i - 1
-        return max((i if i >= 0 else n + 1 + i) for i in ([layer] if isinstance(layer, int) else layer))
+        return last_feature_block(config, self.tower_shape(config).n_layers)
 
     def side(self, config: Any) -> int:
         """Patches along a tile's side."""
