@@ -16,10 +16,18 @@ _HOME = {
     "ActivationCache": "mmlens.model.cache",
     "Generation": "mmlens.model.decode",
     "Box": "mmlens.evidence.regions",
+    "Polygon": "mmlens.evidence.regions",
+    "Mask": "mmlens.evidence.regions",
+    "Tube": "mmlens.evidence.regions",
+    "Page": "mmlens.evidence.regions",
+    "PageRegion": "mmlens.evidence.regions",
+    "Video": "mmlens.model.video",
+    "VideoFile": "mmlens.model.video",
+    "read_video": "mmlens.model.video",
     "TokenSet": "mmlens.tokens",
     "PerExample": "mmlens.tokens",
     "Task": "mmlens.tasks",
-    "TaskExample": "mmlens.tasks",
+    "Example": "mmlens.tasks",
     "load_task": "mmlens.tasks",
     "HeadScores": "mmlens.scores",
     "HeadSet": "mmlens.scores",
@@ -31,13 +39,14 @@ __all__ = ["__version__", *_HOME]
 
 if TYPE_CHECKING:
     from mmlens.errors import MMLensError
-    from mmlens.evidence.regions import Box
+    from mmlens.evidence.regions import Box, Mask, Page, PageRegion, Polygon, Tube
     from mmlens.model.cache import ActivationCache
     from mmlens.model.decode import Generation
     from mmlens.model.hooked import HookedVLM
     from mmlens.model.prompt import Prompt
+    from mmlens.model.video import Video, VideoFile, read_video
     from mmlens.scores import HeadScores, HeadSet
-    from mmlens.tasks import Task, TaskExample, load_task
+    from mmlens.tasks import Example, Task, load_task
     from mmlens.tokens import PerExample, TokenSet
 
 

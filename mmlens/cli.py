@@ -20,7 +20,7 @@ app = typer.Typer(
 )
 
 Model = Annotated[str, typer.Argument(help="Embedded name (toy-qwen3-vl), local folder, or hub id.")]
-TaskName = Annotated[str, typer.Argument(help="Task name; `mmlens models` lists them.")]
+TaskName = Annotated[str, typer.Argument(help="Task name; `mmlens tasks` lists them.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for other programs.")]
 N = Annotated[int | None, typer.Option("--n", help="Examples; default the task's own number.")]
 Seed = Annotated[int, typer.Option(help="Draws the examples.")]
@@ -93,12 +93,12 @@ def models(as_json: Json = False) -> None:
     """What ships with mmlens: models, families, tasks."""
     from mmlens.families import FAMILIES
     from mmlens.model.loading import embedded_models
-    from mmlens.tasks import TASKS
+    from mmlens.tasks import DATA_SETS, TASKS
 
     found: dict[str, Any] = {
         "embedded": sorted(embedded_models()),
         "families": {f.name: list(f.architectures) for f in FAMILIES},
-        "tasks": sorted(TASKS),
+        "tasks": sorted([*TASKS, *DATA_SETS]),
     }
     if as_json:
         _print_json(found)
@@ -107,6 +107,148 @@ def models(as_json: Json = False) -> None:
     rows += [["family", name, ", ".join(classes)] for name, classes in found["families"].items()]
     rows += [["task", name, ""] for name in found["tasks"]]
     _table("what ships with mmlens", ["kind", "name", "classes"], rows)
+
+
+def _numbers(option: str, text: str, n: int) -> tuple[float, ...]:
+    try:
+        found = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        found = ()
+    if len(found) != n:
+        raise OptionError(
+            f"{option} {text!r}",
+            expected=f"{n} numbers joined by commas",
+            fix=f"{option} " + ",".join(["10", "20", "64", "32"][:n]),
+        )
+    return found
+
+
+@app.command()
+def locate(
+    model: Model,
+    image: Annotated[Path, typer.Argument(help="A picture, or a video file.")],
+    box: Annotated[list[str], typer.Option(help="x0,y0,x1,y1; several are joined.")],
+    units: Annotated[str, typer.Option(help="pixels, fraction (0..1), thousandths (0..1000) or points.")] = "pixels",
+    page_size: Annotated[str | None, typer.Option(help="width,height in points, with --units points.")] = None,
+    coverage: Annotated[float, typer.Option(help="Least fraction of a token that must lie in the box.")] = 0.0,
+    views: Annotated[str, typer.Option(help="all, tiles or thumbnail.")] = "all",
+    seconds: Annotated[str | None, typer.Option(help="Of a video: from,to.")] = None,
+    fps: Annotated[float | None, typer.Option(help="Of a video: frames a second that are shown.")] = None,
+    max_frames: Annotated[int | None, typer.Option(help="Of a video: frames at most.")] = None,
+    question: Annotated[str | None, typer.Option(help="The words around the picture; they shift positions.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Also draw the tokens over the picture: .html or .png.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Which tokens of a prompt lie under a box; reads the model's config and processor, not its weights."""
+    from mmlens.evidence.regions import Box, Tube
+    from mmlens.model.video import is_video
+    from mmlens.model.weightless import weightless_prompt
+    from mmlens.viz.overlay import overlay
+
+    page = None if page_size is None else _numbers("--page-size", page_size, 2)
+    regions: list[Any] = [
+        Box.from_xyxy(*_numbers("--box", text, 4), units=units, page_size=page)  # type: ignore[arg-type]
+        for text in box
+    ]
+    clip = is_video(image)
+    if seconds is not None:
+        start, end = _numbers("--seconds", seconds, 2)
+        regions = [Tube.from_seconds({start: region, end: region}) for region in regions]
+    shown: dict[str, Any] = {"videos": [image], "fps": fps, "max_frames": max_frames} if clip else {"images": [image]}
+    if not clip and (seconds, fps, max_frames) != (None, None, None):
+        raise OptionError(
+            f"--seconds {seconds} --fps {fps} --max-frames {max_frames} for the picture {image}",
+            expected="a video file with them",
+            fix="leave them out",
+        )
+    # The embedded model knows few words; the picture's tokens are the same whatever is asked.
+    asked = question if question is not None else "what is the color ?" if model.startswith("toy-") else "What is this?"
+    prompt = weightless_prompt(model, asked, **shown)
+    where = prompt.locate(regions, coverage=coverage, views=views)
+    if out is not None:
+        overlay(prompt, regions, coverage=coverage, views=views).save(out)
+    if as_json:
+        body = {
+            "positions": list(where.positions),
+            "coverage": list(where.coverage),
+            "by_view": {name: list(tokens.positions) for name, tokens in where.by_view.items()},
+            "reason": where.reason,
+            "image_tokens": len(prompt.items[0].columns),
+            "size": list(prompt.items[0].size or ()),
+        }
+        _print_json(body if out is None else {**body, "drawing": str(out)})
+        return
+    rows = [
+        [name, str(len(tokens)), f"{sum(tokens.coverage):.2f}", _ranges(tokens.positions)]
+        for name, tokens in where.by_view.items()
+    ]
+    title = f"{len(where)} of {len(prompt.items[0].columns)} picture tokens" + (
+        f": {where.reason}" if where.reason else ""
+    )
+    _table(title, ["view", "tokens", "cells covered", "positions"], rows)
+    if out is not None:
+        print(f"drawing: {out}")
+
+
+def _ranges(positions: tuple[int, ...]) -> str:
+    """Columns with runs written as 4-9."""
+    runs: list[list[int]] = []
+    for p in positions:
+        if runs and p == runs[-1][1] + 1:
+            runs[-1][1] = p
+        else:
+            runs.append([p, p])
+    return " ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+tasks_app = typer.Typer(help="What can be asked: tasks drawn here, and readers of data sets.", no_args_is_help=False)
+app.add_typer(tasks_app, name="tasks")
+
+
+@tasks_app.callback(invoke_without_command=True)
+def tasks(context: typer.Context, as_json: Json = False) -> None:
+    """List the tasks."""
+    if context.invoked_subcommand is not None:
+        return
+    from mmlens.tasks import DATA_SETS, TASKS, task_class
+
+    found = {
+        "drawn here": sorted(TASKS),
+        "data sets": {
+            name: {"subsets": list(task_class(name).subsets), "layout": task_class(name).layout} for name in DATA_SETS
+        },
+    }
+    if as_json:
+        _print_json(found)
+        return
+    rows = [[name, "drawn here", ""] for name in found["drawn here"]]
+    rows += [[name, ", ".join(task_class(name).subsets), task_class(name).layout] for name in DATA_SETS]
+    _table("tasks", ["name", "subsets", "files"], rows)
+
+
+@tasks_app.command("check")
+def tasks_check(
+    name: Annotated[str, typer.Argument(help="Reader; `mmlens tasks` lists them.")],
+    path: Annotated[str, typer.Argument(help="The data set's folder or file, or hub:owner/name.")],
+    subset: Annotated[str | None, typer.Option(help="The authors' own split.")] = None,
+    show: Annotated[int, typer.Option(help="Faulty records to list.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """Read every record, pictures too, and name the faulty ones; exit code 1 if none is usable."""
+    from mmlens.tasks import load_task
+
+    task: Any = load_task(name, path, **({} if subset is None else {"subset": subset}))
+    found = task.check()
+    if as_json:
+        _print_json({"task": name, "subset": task.subset, "n_usable": found.n_usable, "faults": found.faults})
+    else:
+        rows = [[record, why] for record, why in list(found.faults.items())[:show]]
+        more = len(found.faults) - len(rows)
+        _table(f"{found.n_usable} usable records, {len(found.faults)} faulty", ["record", "why"], rows)
+        if more:
+            print(f"and {more} more; --json lists all")
+    if not found.n_usable:
+        raise typer.Exit(1)
 
 
 @app.command()

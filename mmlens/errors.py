@@ -142,7 +142,15 @@ class TokenGroupError(MMLensError):
 
 
 class RegionError(MMLensError):
-    """A box that is empty, or lies outside its picture."""
+    """A region that is empty, lies outside its picture, or is given in other units than it says."""
+
+
+class GeometryError(MMLensError):
+    """A picture whose tokens are not where its family's arithmetic puts them, or a processor of no known family."""
+
+
+class VideoError(MMLensError):
+    """A video that cannot be decoded, or frames of it that do not exist."""
 
 
 # Heads and scores
@@ -153,6 +161,10 @@ class HeadError(MMLensError):
 # Tasks, scans, options
 class UnknownTaskError(MMLensError):
     """A task name that nothing registers."""
+
+
+class DataError(MMLensError):
+    """A data set of another layout than its reader expects, or with too few usable records."""
 
 
 class OptionError(MMLensError):

@@ -16,7 +16,7 @@ from torch import Tensor
 from mmlens.errors import OptionError, RunFolderError, UnknownTaskError
 from mmlens.model.hooked import HookedVLM
 from mmlens.model.sites import NamesFilter, Site
-from mmlens.scan import BATCH, Batch, RunFolder, batches, track, versions
+from mmlens.scan import Batch, RunFolder, batches, track, versions
 from mmlens.scores import write_whole
 from mmlens.tasks.base import Split, Task
 from mmlens.tokens import Group
@@ -94,20 +94,20 @@ def activations(
         "n": n,
         "seed": seed,
         "split": split,
-        "batch": BATCH,
+        "batch": task.batch,
         "versions": versions(),
     }
     folder = RunFolder(Path(out), identity)
     done = folder.whole()
     answers = isinstance(positions, str) and "output" in positions
     todo = batches(vlm, task, split=split, n=n, seed=seed, answers=answers, skip=done, keep=False)
-    for batch in track(todo, total=-(-n // BATCH) - len(done), what=f"activations of {task.name}"):
-        folder.write_shard(batch.number, _shard(vlm, batch, names, positions))
+    for batch in track(todo, total=-(-n // task.batch) - len(done), what=f"activations of {task.name}"):
+        folder.write_shard(batch.number, _shard(vlm, batch, names, positions, first=batch.number * task.batch))
     write_whole(folder.folder / "index.json", json.dumps(identity, indent=1, sort_keys=True).encode())
     return ActivationShards(folder.folder)
 
 
-def _shard(vlm: HookedVLM, batch: Batch, names: list[str], positions: Group | None) -> bytes:
+def _shard(vlm: HookedVLM, batch: Batch, names: list[str], positions: Group | None, *, first: int) -> bytes:
     from safetensors.torch import save
 
     columns = batch.prompt.tokens("all" if positions is None else positions).per_example
@@ -119,10 +119,10 @@ def _shard(vlm: HookedVLM, batch: Batch, names: list[str], positions: Group | No
         kept[site.name] = value[where[:, 0].to(value.device), where[:, 1].to(value.device)].cpu().contiguous()
 
     vlm.reduce(batch.prompt, dict.fromkeys(names, keep))
-    first = [roles["all"][0] for roles in batch.prompt.roles]
-    kept["example"] = where[:, 0] + batch.number * BATCH
+    starts = [roles["all"][0] for roles in batch.prompt.roles]
+    kept["example"] = where[:, 0] + first
     # counted from the example's own first token, so that padding does not show
-    kept["position"] = where[:, 1] - torch.tensor(first)[where[:, 0]]
+    kept["position"] = where[:, 1] - torch.tensor(starts)[where[:, 0]]
     return save(kept, {"batch": str(batch.number)})
 
 

@@ -26,11 +26,9 @@ from mmlens.model.prompt import Prompt
 from mmlens.model.requests import pad_rows
 from mmlens.model.sites import Site
 from mmlens.scores import HeadScores, write_whole
-from mmlens.tasks.base import Split, Task, TaskExample
+from mmlens.tasks.base import Example, Split, Task
 from mmlens.tokens import Group, PerExample, TokenSet
 
-# Batches are a pure function of the task: their size and padding shift results by rounding.
-BATCH = 50
 METRICS = ("ram", "lift")
 QUERIES = ("question", "subject", "last", "output")
 
@@ -46,7 +44,7 @@ class Batch:
     """Some examples of a task, encoded together."""
 
     number: int
-    examples: tuple[TaskExample, ...]
+    examples: tuple[Example, ...]
     prompt: Prompt
 
 
@@ -55,15 +53,18 @@ _ENCODED: WeakKeyDictionary[HookedVLM, OrderedDict[tuple, tuple[Task, dict[int, 
 KEPT_EXAMPLES = 2000  # stay encoded, over all sets of a model
 
 
-def encode_batch(vlm: HookedVLM, examples: Sequence[TaskExample], *, answers: bool) -> Prompt:
+def encode_batch(vlm: HookedVLM, task: Task, examples: Sequence[Example], *, answers: bool) -> Prompt:
     """The prompt of some examples, with their subjects and evidence; `answers` teacher-forces the gold answers."""
+    videos = [[] if e.video is None else [e.video] for e in examples]
+    shown: dict[str, Any] = {"videos": videos, **task.video_options} if any(videos) else {}
     return vlm.prompt(
         [e.question for e in examples],
-        [list(e.images) for e in examples],
+        [list(e.pictures) for e in examples],
         subject=[e.subject for e in examples],
         answer=[e.answer if answers else None for e in examples],
         evidence=[list(e.evidence) for e in examples],
         distractors=[list(e.distractors) for e in examples],
+        **shown,
     )
 
 
@@ -82,19 +83,20 @@ def batches(
     that differ only in the interventions around them."""
     n = task.count(split, n, seed)
     kept = _ENCODED.setdefault(vlm, OrderedDict())
-    key = (id(task), split, n, seed, answers, BATCH)
+    key = (id(task), split, n, seed, answers, task.batch)
     # The entry holds the task, so its id cannot be another's.
     _, ready = kept.setdefault(key, (task, {})) if keep and n <= KEPT_EXAMPLES else (task, {})
     if key in kept:
         kept.move_to_end(key)
     while sum(k[2] for k in kept) > KEPT_EXAMPLES:
         kept.popitem(last=False)
-    for number, start in enumerate(range(0, n, BATCH)):
+    # Batches are a pure function of the task: their size and padding shift results by rounding.
+    for number, start in enumerate(range(0, n, task.batch)):
         if skip and number in skip:
             continue
         if number not in ready:
-            chunk = tuple(task.example(split, i, seed) for i in range(start, min(start + BATCH, n)))
-            batch = Batch(number, chunk, encode_batch(vlm, chunk, answers=answers))
+            chunk = tuple(task.example(split, i, seed) for i in range(start, min(start + task.batch, n)))
+            batch = Batch(number, chunk, encode_batch(vlm, task, chunk, answers=answers))
             if key not in kept:
                 yield batch
                 continue
@@ -257,21 +259,21 @@ def scan(
         "n": n,
         "seed": seed,
         "split": split,
-        "batch": BATCH,
+        "batch": task.batch,
         "versions": versions(),
     }
     folder = None if out is None else RunFolder(Path(out), identity)
     done = {} if folder is None else folder.read()
     answers = isinstance(query, str) and "output" in query
     todo = batches(vlm, task, split=split, n=n, seed=seed, answers=answers, skip=set(done))
-    total = -(-n // BATCH)
+    total = -(-n // task.batch)
     for batch in track(todo, total=total - len(done), what=f"{metric} over {task.name}"):
-        asked = query if entries is None else PerExample(entries[batch.number * BATCH :][: len(batch.examples)])
+        asked = query if entries is None else PerExample(entries[batch.number * task.batch :][: len(batch.examples)])
         done[batch.number] = _score_batch(vlm, batch, metric, asked)
         if folder is not None:
             folder.write(batch.number, *done[batch.number])
     samples = np.concatenate([done[i][0] for i in range(total)])
-    reasons = {str(i * BATCH + int(k)): why for i in range(total) for k, why in done[i][1].items()}
+    reasons = {str(i * task.batch + int(k)): why for i in range(total) for k, why in done[i][1].items()}
     scores = HeadScores(samples, json.loads(json.dumps(identity)), "decoder", "query", reasons)
     if folder is not None:
         scores.save(folder.folder)
@@ -307,7 +309,7 @@ def _score_batch(vlm: HookedVLM, batch: Batch, metric: str, query: Group) -> tup
     return values.numpy(), reasons
 
 
-def _unsound(query: Sequence[int], evidence: Sequence[int], example: TaskExample) -> str | None:
+def _unsound(query: Sequence[int], evidence: Sequence[int], example: Example) -> str | None:
     if not evidence:
         return "the model sees nothing of the evidence" if example.evidence else "the example has no evidence"
     if not query:
@@ -340,11 +342,15 @@ class Evaluation:
     Attributes
     ----------
     accuracy
-        Share of exact matches.
+        Mean of the task's score over the examples; of tasks with one right answer the share of exact matches.
     n, n_format_failures
-        Examples, and those whose answer is none of the task's candidates.
-    answers
-        What the model said, in order.
+        Examples, and those whose answer has not the form that the question asks for.
+    answers, gold
+        What the model said and what it should have, in order.
+    scores
+        The task's score of each answer, 0 to 1.
+    summary
+        The data set's own numbers over a whole evaluation, where its authors define some.
     """
 
     accuracy: float
@@ -353,13 +359,15 @@ class Evaluation:
     answers: tuple[str, ...] = field(repr=False)
     gold: tuple[str, ...] = field(repr=False)
     provenance: dict[str, Any] = field(repr=False, default_factory=dict)
+    scores: tuple[float, ...] = field(repr=False, default=())
+    summary: dict[str, float] = field(default_factory=dict)
 
     def __float__(self) -> float:
         return self.accuracy
 
 
 def evaluate(vlm: HookedVLM, task: Task, *, n: int | None = None, seed: int = 0, split: Split = "judge") -> Evaluation:
-    """Ask the model every question of a half, under whatever interventions are in force; exact match.
+    """Ask the model every question of a half, under whatever interventions are in force; scored as the task says.
 
     Parameters
     ----------
@@ -368,14 +376,17 @@ def evaluate(vlm: HookedVLM, task: Task, *, n: int | None = None, seed: int = 0,
     """
     n = task.count(split, n, seed)
     said: list[str] = []
-    gold: list[str] = []
-    longest = max((len(vlm.to_tokens(c)[0]) for c in task.candidates), default=15) + 1
+    asked: list[Example] = []
+    longest = task.max_new_tokens
+    if longest is None:
+        longest = max((len(vlm.to_tokens(c)[0]) for c in task.candidates), default=15) + 1
     todo = batches(vlm, task, split=split, n=n, seed=seed, answers=False)
-    for batch in track(todo, total=-(-n // BATCH), what=f"answers to {task.name}"):
+    for batch in track(todo, total=-(-n // task.batch), what=f"answers to {task.name}"):
         said += vlm.generate(batch.prompt, max_new_tokens=longest).text
-        gold += [e.answer for e in batch.examples]
-    right = sum(a == b for a, b in zip(said, gold))
-    wrong_form = sum(bool(task.candidates) and a not in task.candidates for a in said)
+        asked += batch.examples
+    scores = tuple(task.score(a, e) for a, e in zip(said, asked))
+    wrong_form = sum(not task.well_formed(a, e) for a, e in zip(said, asked))
+    gold = tuple(e.answer or "" for e in asked)
     options = {"n": n, "seed": seed, "split": split, "max_new_tokens": longest}
     provenance = {"model": vlm.identity(), "task": task.identity(), **options, "versions": versions()}
-    return Evaluation(right / n, n, wrong_form, tuple(said), tuple(gold), provenance)
+    return Evaluation(sum(scores) / n, n, wrong_form, tuple(said), gold, provenance, scores, task.summary(asked, said))

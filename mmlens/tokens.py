@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Union
@@ -34,10 +34,12 @@ class TokenSet:
     ----------
     per_example
         Sorted positions (columns of `input_ids`) for every example.
-    coverage
-        For regions only: for every example, the fraction (0..1) of each token's area that lies in the region.
+    shares
+        For regions only: for every example, the fraction (0..1) of each token's pixels that lies in the region.
     reason
         Why the set is empty, where it is.
+    by_view
+        For regions only: the same set for each look at the picture ("tiles", "thumbnail", "frame:3", ...).
 
     Examples
     --------
@@ -47,8 +49,9 @@ class TokenSet:
     """
 
     per_example: tuple[tuple[int, ...], ...]
-    coverage: tuple[tuple[float, ...], ...] | None = field(default=None, compare=False)
+    shares: tuple[tuple[float, ...], ...] | None = field(default=None, compare=False)
     reason: str | None = field(default=None, compare=False)
+    by_view: Mapping[str, TokenSet] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(cls, *examples: Iterable[int]) -> TokenSet:
@@ -58,13 +61,21 @@ class TokenSet:
     @property
     def positions(self) -> tuple[int, ...]:
         """The positions of the only example; raises for a batch."""
-        if len(self.per_example) != 1:
+        return self._only(self.per_example, "positions", "per_example")
+
+    @property
+    def coverage(self) -> tuple[float, ...]:
+        """Beside `.positions`: the fraction of each token's pixels that lies in the region; () for other sets."""
+        return self._only(self.shares or ((),) * len(self.per_example), "coverage", "shares")
+
+    def _only(self, of: tuple[tuple, ...], name: str, other: str) -> tuple:
+        if len(of) != 1:
             raise TokenGroupError(
-                f"`.positions` of a set over {len(self.per_example)} examples",
+                f"`.{name}` of a set over {len(of)} examples",
                 expected="a set over one example",
-                fix="use `.per_example`, or index the prompt first: `prompt[i].tokens(...)`",
+                fix=f"use `.{other}`, or index the prompt first: `prompt[i].tokens(...)`",
             )
-        return self.per_example[0]
+        return of[0]
 
     def __len__(self) -> int:
         """Positions over all examples."""

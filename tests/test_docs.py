@@ -66,7 +66,7 @@ def test_errors_travel_between_processes():
 
 def test_every_raised_error_is_documented_in_the_code_that_raises_it():
     """No bare exception types for users' mistakes."""
-    allowed = {"_not_loadable", "IndexError", "KeyError", "AttributeError", "SystemExit"}
+    allowed = {"Fault", "_not_loadable", "IndexError", "KeyError", "AttributeError", "SystemExit"}
     for path in (ROOT / "mmlens").rglob("*.py"):
         for raised in re.findall(r"^\s+raise (\w+)\(", path.read_text(), re.M):
             assert raised in vars(errors) or raised in allowed, f"{path.name}: {raised}"
@@ -95,3 +95,10 @@ def test_the_hooks_page_tells_the_truth():
             assert first in names, (family.name, name)
             path = re.match(r"(?:in|out)put of ([\w.{}]+)", where)
             assert path is None or path[1].format(L=1, i=0) in modules, (family.name, where)
+
+
+def test_the_drawn_layouts_are_made_of_the_code(tmp_path):
+    from mmlens.viz.layouts import draw_published
+
+    for path in draw_published(tmp_path):
+        assert (ROOT / "docs/img" / path.name).read_text() == path.read_text(), "python -m mmlens.viz.layouts docs/img"

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from mmlens.errors import OptionError, UnknownFamilyError
-from mmlens.families.base import Family
+from mmlens.errors import GeometryError, OptionError, UnknownFamilyError
+from mmlens.families.base import Family, Geometry
 from mmlens.families.discover import missing_paths, survey
 from mmlens.families.gemma3 import GEMMA3
 from mmlens.families.internvl import INTERNVL
 from mmlens.families.llava import LLAVA
 from mmlens.families.llava_next import LLAVA_NEXT
 from mmlens.families.llava_onevision import LLAVA_ONEVISION
+from mmlens.families.paligemma import PALIGEMMA
 from mmlens.families.qwen_vl import QWEN_FAMILIES
 from mmlens.families.smolvlm import IDEFICS_FAMILIES
 
@@ -24,6 +25,21 @@ FAMILIES: tuple[Family, ...] = (
     GEMMA3,
     *IDEFICS_FAMILIES,
 )
+
+GEOMETRIES: tuple[Geometry, ...] = (*FAMILIES, PALIGEMMA)
+
+
+def find_geometry(processor: Any) -> Geometry:
+    """The geometry of a processor, by its class; raises GeometryError for one that no family names."""
+    classes = [c.__name__ for c in type(processor).__mro__]
+    for known in GEOMETRIES:
+        if known.processors and known.processors[0] in classes:
+            return known
+    raise GeometryError(
+        f"a processor given as {classes[0]}",
+        expected=f"one of {', '.join(g.processors[0] for g in GEOMETRIES if g.processors)}",
+        fix="load it with transformers.AutoProcessor.from_pretrained",
+    )
 
 
 def find_family(model: Any, family: Family | None = None) -> Family:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from mmlens.errors import RegionError
-from mmlens.evidence.views import View
+from mmlens.errors import GeometryError, RegionError
+from mmlens.evidence.locate import Sampling
+from mmlens.evidence.views import Kind, PictureViews, Size, View
 
 
 @dataclass(frozen=True)
@@ -104,9 +105,6 @@ class Segments:
     pictures: tuple[int, ...]
 
 
-Kind = Literal["image", "video"]
-
-
 @dataclass(frozen=True)
 class Item:
     """One picture or video of a prompt.
@@ -121,12 +119,15 @@ class Item:
         Its tokens' columns in the encoded batch.
     size
         (width, height) of the source in pixels, or None for inputs that came ready-made.
+    sampling
+        For a video whose source is known: which of its frames the model is shown.
     """
 
     kind: Kind
     example: int
     columns: tuple[int, ...] = field(repr=False)
     size: tuple[int, int] | None = None
+    sampling: Sampling | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ class Grid:
     Attributes
     ----------
     name
-        "whole", "tiles", "thumbnail" or "frame:3" (of the grid's first frame).
+        "whole", "tiles", "thumbnail", "crop:0" or "frame:3" (of the grid's first frame).
     tokens
         Ordinals among the picture's own tokens in the decoder.
     projected
@@ -153,7 +154,7 @@ class Grid:
     patches
         Rows of the tower's streams, likewise.
     view
-        Where source pixels lie in it; None if the source's size is unknown.
+        Where source pixels lie in it; None until the prompt, which knows the source's size, adds it.
     frames
         For a video: which of the model's frames it holds.
     """
@@ -205,6 +206,44 @@ def mosaic(tile_rows: int, tile_cols: int, side: int, *, stride: int, first: int
     return Raster(rows, cols, tuple(index))
 
 
+def tiled_layout(
+    kind: Kind, shape: tuple[int, int] | None, *, tiles: int, start: int, side: int, q: int, rows: int
+) -> Layout:
+    """Tiles of q x q tokens row by row, the whole picture last; of a video one such square a frame.
+
+    Parameters
+    ----------
+    shape
+        (rows, cols) of tiles, or None where nobody knows; then only the thumbnail is a grid.
+    tiles, start
+        Tiles of this picture, and in the tower before it.
+    side, rows
+        Patches along a tile's side, and rows of a tile in the tower (a CLS row first, where there is one more).
+    """
+    cls = rows - side * side
+
+    def one(name: str, tile: int, frames: tuple[int, ...] = ()) -> Grid:
+        here = start + tile
+        return Grid(
+            name, square(q, tile * q * q), square(q, here * q * q), square(side, here * rows + cls), frames=frames
+        )
+
+    each = tuple(tuple(range(t * q * q, (t + 1) * q * q)) for t in range(tiles))
+    if kind == "video":
+        return Layout(tuple(one(f"frame:{f}", f, (f,)) for f in range(tiles)))
+    if tiles == 1:
+        return Layout((one("whole", 0),), each)
+    if shape is None:
+        return Layout((one("thumbnail", tiles - 1),), each)
+    stitched = Grid(
+        "tiles",
+        mosaic(*shape, q, stride=q * q, first=0),
+        mosaic(*shape, q, stride=q * q, first=start * q * q),
+        mosaic(*shape, side, stride=rows, first=start * rows + cls),
+    )
+    return Layout((stitched, one("thumbnail", tiles - 1)), each)
+
+
 def runs(columns: Sequence[int]) -> list[tuple[int, ...]]:
     """Columns split wherever another token stands between two of them."""
     found: list[list[int]] = []
@@ -216,12 +255,79 @@ def runs(columns: Sequence[int]) -> list[tuple[int, ...]]:
     return [tuple(run) for run in found]
 
 
-class Family(ABC):
+class Geometry(ABC):
+    """What a family's processor makes of a picture; knows no model.
+
+    Attributes
+    ----------
+    name, processors
+        Short name, and the Hugging Face processor classes that it covers.
+    has_video
+        Whether prompts may hold videos.
+    """
+
+    name: str
+    processors: tuple[str, ...] = ()
+    has_video: bool = False
+
+    @abstractmethod
+    def views(
+        self,
+        processor: Any,
+        size: Size,
+        *,
+        kind: Kind = "image",
+        n_frames: int = 0,
+        alone: bool = True,
+        grid: tuple[int, ...] | None = None,
+        config: Any = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> PictureViews:
+        """The looks at a picture of this size, or at a video of so many frames.
+
+        Parameters
+        ----------
+        alone
+            Whether it is the only picture of its question.
+        grid
+            What the processor returned of its own choice, where it does; else the choice is worked out again.
+        config
+            The model's config, where there is a model.
+        options
+            `images_kwargs` of the processor's call.
+        """
+
+
+def number(source: Any, name: str, *keys: str, options: Mapping[str, Any] | None = None) -> Any:
+    """A processor's setting, `options` first; of a size the first of `keys` that it has."""
+    value = (options or {}).get(name, getattr(source, name, None))
+    for key in keys:
+        found = value.get(key) if isinstance(value, Mapping) else getattr(value, key, None)
+        if found is not None:
+            return found
+    if keys or value is None:
+        raise GeometryError(
+            f"{type(source).__name__} with {name}={value!r}",
+            expected=f"{name}" + (f" with {' or '.join(keys)}" if keys else ""),
+            fix="load the processor from the checkpoint's own files",
+        )
+    return value
+
+
+def root(n: int) -> int:
+    """The side of a square of `n` tokens."""
+    side = round(n**0.5)
+    if side * side != n:
+        raise GeometryError(f"{n} tokens a tile", expected="a square number", fix="check the processor's settings")
+    return side
+
+
+class Family(Geometry):
     """What mmlens must know of a model family; subclasses fill in data and the few methods below.
 
     Attributes
     ----------
-    name, architectures
+    name, architectures, processors
         Short name, and the Hugging Face classes that it covers.
     decoder, tower
         Where the blocks are.
@@ -237,15 +343,12 @@ class Family(ABC):
         Whether the processor wants one list of pictures for each example.
     bidirectional_pictures
         Whether picture tokens attend both ways, so that earlier rows do depend on later ones.
-    has_video
-        Whether prompts may hold videos.
     tiled
         Whether a picture may have tiles or newline tokens, which then have token groups of their own.
     pixels
         Input name that carries each kind.
     """
 
-    name: str
     architectures: tuple[str, ...]
     decoder: Stack = LLAMA_BLOCKS
     tower: Stack
@@ -259,7 +362,6 @@ class Family(ABC):
     needs_token_types: bool = False
     nested_pictures: bool = False
     bidirectional_pictures: bool = False
-    has_video: bool = False
     tiled: bool = False
     pixels: Mapping[Kind, str] = {"image": "pixel_values", "video": "pixel_values_videos"}
 
@@ -300,6 +402,12 @@ class Family(ABC):
     def filled(self, config: Any, inputs: Mapping[str, Any], processor: Any) -> int:
         """Tokens that the features in these inputs fill, told from the pixels alone."""
         return sum(n for found in self.counts(config, inputs, processor).values() for n in found)
+
+    def given(
+        self, config: Any, inputs: Mapping[str, Any], processor: Any, items: Sequence[Item], number: int
+    ) -> dict[str, Any]:
+        """What the processor said of item `number`, as `grid` and `alone` of `views`."""
+        return {}
 
     @abstractmethod
     def layout(

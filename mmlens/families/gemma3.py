@@ -6,21 +6,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mmlens.evidence.views import squash
+from mmlens.evidence.views import Kind, PictureViews, Size, pan_and_scan, scanned_views
 from mmlens.families.base import (
     CLIP_BLOCKS,
     LLAMA_BLOCKS,
     Family,
     Grid,
     Item,
-    Kind,
     Layout,
     Segments,
+    number,
     picture_columns,
+    root,
     runs,
     square,
     tile_segments,
 )
+
+# What Gemma3's processor passes on unless its call says otherwise; the picture processor's own settings are not asked.
+_SCAN = {
+    "do_pan_and_scan": False,
+    "pan_and_scan_min_crop_size": 256,
+    "pan_and_scan_max_num_crops": 4,
+    "pan_and_scan_min_ratio_to_activate": 1.2,
+}
 
 
 class Gemma3(Family):
@@ -28,6 +37,7 @@ class Gemma3(Family):
 
     name = "gemma3"
     architectures = ("Gemma3ForConditionalGeneration",)
+    processors = ("Gemma3Processor",)
     decoder = replace(
         LLAMA_BLOCKS,
         ln2="pre_feedforward_layernorm",
@@ -59,19 +69,46 @@ class Gemma3(Family):
     def _looks(self, config: Any, item: Item) -> int:
         return len(item.columns) // config.mm_tokens_per_image
 
+    def views(
+        self,
+        processor: Any,
+        size: Size,
+        *,
+        kind: Kind = "image",
+        n_frames: int = 0,
+        alone: bool = True,
+        grid: tuple[int, ...] | None = None,
+        config: Any = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> PictureViews:
+        side = number(processor.image_processor, "size", "height", options=options)
+        cells = root(number(processor, "image_seq_length"))
+        scan = _SCAN | {k: v for k, v in (options or {}).items() if k in _SCAN}
+        crops: tuple[tuple[int, int, int, int], ...] = ()
+        if scan["do_pan_and_scan"]:
+            crops = pan_and_scan(
+                size,
+                least=scan["pan_and_scan_min_crop_size"],
+                most=scan["pan_and_scan_max_num_crops"],
+                ratio=scan["pan_and_scan_min_ratio_to_activate"],
+            )
+        return scanned_views(size, crops, side=side, cells=cells)
+
     def layout(
-        self, config: Any, inputs: Mapping[str, Any], processor: Any, items: Sequence[Item], number: int
+        self, config: Any, inputs: Mapping[str, Any], processor: Any, items: Sequence[Item], index: int
     ) -> Layout:
-        item, (side, q) = items[number], self._sides(config)
-        start = sum(self._looks(config, i) for i in items[:number])
-        pixels = config.vision_config.image_size
-        tokens = square(q)
-        view = None
-        if item.size is not None:
-            view = replace(squash(*item.size, side=pixels, cell=pixels / q), ordinals=tokens.index)
-        whole = Grid("whole", tokens, square(q, start * q * q), square(side, start * side * side), view)
-        each = tuple(tuple(range(t * q * q, (t + 1) * q * q)) for t in range(self._looks(config, item)))
-        return Layout((whole,), each)
+        item, (side, q) = items[index], self._sides(config)
+        start, looks = sum(self._looks(config, i) for i in items[:index]), self._looks(config, item)
+        grids = [
+            Grid(
+                f"crop:{t - 1}" if t else "whole",
+                square(q, t * q * q),
+                square(q, (start + t) * q * q),
+                square(side, (start + t) * side * side),
+            )
+            for t in range(looks)
+        ]
+        return Layout(tuple(grids), tuple(grid.tokens.index for grid in grids))
 
     def segments(self, config: Any, inputs: Mapping[str, Any], items: Sequence[Item], layer: int) -> Segments:
         return tile_segments(self._sides(config)[0] ** 2, [self._looks(config, i) for i in items])

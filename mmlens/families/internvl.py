@@ -6,21 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mmlens.evidence.views import View, squash
+from mmlens.evidence.views import Kind, PictureViews, Size, framed_clip, tile_grid, tiled_views
 from mmlens.families.base import (
     CLIP_BLOCKS,
     Family,
-    Grid,
     Item,
-    Kind,
     Layout,
     Segments,
     last_feature_block,
-    mosaic,
+    number,
     picture_columns,
+    root,
     runs,
-    square,
     tile_segments,
+    tiled_layout,
 )
 
 
@@ -29,6 +28,7 @@ class InternVL(Family):
 
     name = "internvl"
     architectures = ("InternVLForConditionalGeneration",)
+    processors = ("InternVLProcessor",)
     tower = replace(
         CLIP_BLOCKS,
         blocks="model.vision_tower.encoder.layer",
@@ -72,52 +72,42 @@ class InternVL(Family):
     def _tiles(self, config: Any, item: Item) -> int:
         return len(item.columns) // self._sides(config)[1] ** 2
 
-    def _tile_grid(self, processor: Any, size: tuple[int, int], tiles: int) -> tuple[int, int] | None:
-        """(rows, cols) of tiles: the processor's own choice for a source of this size."""
-        from transformers.models.got_ocr2.image_processing_got_ocr2 import get_optimal_tiled_canvas
-
+    def views(
+        self,
+        processor: Any,
+        size: Size,
+        *,
+        kind: Kind = "image",
+        n_frames: int = 0,
+        alone: bool = True,
+        grid: tuple[int, ...] | None = None,
+        config: Any = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> PictureViews:
+        q = root(number(processor, "image_seq_length"))
+        if kind == "video":
+            tile = number(processor.video_processor, "size", "height")
+            return framed_clip(size, tile=tile, side=q, cell=tile / q, n_frames=n_frames)
         pixels = processor.image_processor
-        tile = (pixels.size["height"], pixels.size["width"])
-        cols, rows = get_optimal_tiled_canvas((size[1], size[0]), tile, pixels.min_patches, pixels.max_patches)
-        return (rows, cols) if rows * cols == tiles - (tiles > 1) else None
+        tile = number(pixels, "size", "height", options=options)
+        cols, rows = 1, 1
+        if (options or {}).get("crop_to_patches", True):  # the processor's default, whatever its picture processor says
+            least, most = (number(pixels, name, options=options) for name in ("min_patches", "max_patches"))
+            cols, rows = tile_grid(size, tile=(tile, tile), least=least, most=most)
+        shape = None if cols * rows == 1 else (cols, rows)
+        return tiled_views(size, shape, tile=tile, side=q, cell=tile / q)
 
     def layout(
-        self, config: Any, inputs: Mapping[str, Any], processor: Any, items: Sequence[Item], number: int
+        self, config: Any, inputs: Mapping[str, Any], processor: Any, items: Sequence[Item], index: int
     ) -> Layout:
-        item, (side, q) = items[number], self._sides(config)
-        start = sum(self._tiles(config, i) for i in items[:number])
-        tiles, rows = self._tiles(config, item), self._tower_rows(config)
-        pixels, cell = config.vision_config.image_size[0], config.vision_config.patch_size[0] * side / q
-
-        def one(name: str, tile: int, frames: tuple[int, ...] = ()) -> Grid:
-            tokens = square(q, tile * q * q)
-            view = None if item.size is None else squash(*item.size, side=pixels, cell=cell)
-            view = None if view is None else replace(view, name=name, ordinals=tokens.index)
-            projected = square(q, (start + tile) * q * q)
-            return Grid(name, tokens, projected, square(side, (start + tile) * rows + 1), view, frames)
-
-        each = tuple(tuple(range(t * q * q, (t + 1) * q * q)) for t in range(tiles))
-        if item.kind == "video":
-            return Layout(tuple(one(f"frame:{f}", f, (f,)) for f in range(tiles)))
-        if tiles == 1:
-            return Layout((one("whole", 0),), each)
-        grids = [one("thumbnail", tiles - 1)]
-        shape = None if item.size is None or processor is None else self._tile_grid(processor, item.size, tiles)
-        if shape is not None and item.size is not None:
-            r, c = shape
-            tokens = mosaic(r, c, q, stride=q * q, first=0)
-            width, height = item.size
-            view = View(c * pixels / width, r * pixels / height, 0, 0, r * q, c * q, cell, "tiles", tokens.index)
-            grids.append(
-                Grid(
-                    "tiles",
-                    tokens,
-                    mosaic(r, c, q, stride=q * q, first=start * q * q),
-                    mosaic(r, c, side, stride=rows, first=start * rows + 1),
-                    view,
-                )
-            )
-        return Layout(tuple(grids), each)
+        item, (side, q) = items[index], self._sides(config)
+        tiles, shape = self._tiles(config, item), None
+        if item.size is not None and processor is not None and item.kind == "image" and tiles > 1:
+            mosaic = self.views(processor, item.size).views[0]
+            if mosaic.rows * mosaic.cols == (tiles - 1) * q * q:
+                shape = mosaic.rows // q, mosaic.cols // q
+        start = sum(self._tiles(config, i) for i in items[:index])
+        return tiled_layout(item.kind, shape, tiles=tiles, start=start, side=side, q=q, rows=self._tower_rows(config))
 
     def segments(self, config: Any, inputs: Mapping[str, Any], items: Sequence[Item], layer: int) -> Segments:
         return tile_segments(self._tower_rows(config), [self._tiles(config, i) for i in items])

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-from mmlens.evidence.views import View, pad_to_square, shortest_edge_center_crop
+from mmlens.evidence.views import Kind, PictureViews, Size, cropped_views, padded_views
 from mmlens.families.base import (
     CLIP_BLOCKS,
     Family,
     Grid,
     Item,
-    Kind,
     Layout,
     Segments,
     last_feature_block,
+    number,
     square,
     tile_segments,
 )
@@ -51,18 +50,21 @@ class LlavaBase(Family):
         """Rows in front of a tile that the feature selection leaves out."""
         return int(config.vision_feature_select_strategy == "default")
 
-    def whole_tile(self, config: Any, name: str, *, tile: int, first: int, view: View | None) -> Grid:
+    def extra(self, processor: Any) -> int:
+        """Tokens in front of a look's square that show no pixels of their own (a CLS row that is handed on)."""
+        strategy = number(processor, "vision_feature_select_strategy")
+        return int(processor.num_additional_image_tokens - (strategy == "default"))
+
+    def whole_tile(self, config: Any, name: str, *, tile: int, first: int) -> Grid:
         """The grid of one whole tile: `tile` is its number in the tower, `first` its first token's ordinal."""
         side, cls = self.side(config), int(self.has_cls(config))
         kept = self.kept_cls(config)
         handed = self.tower_rows(config) - self.dropped(config)
-        tokens = square(side, first + kept)
         return Grid(
             name,
-            tokens,
+            square(side, first + kept),
             square(side, tile * handed + kept),
             square(side, tile * self.tower_rows(config) + cls),
-            None if view is None else replace(view, name=name, ordinals=tokens.index),
         )
 
 
@@ -71,26 +73,37 @@ class Llava(LlavaBase):
 
     name = "llava-1.5"
     architectures = ("LlavaForConditionalGeneration",)
+    processors = ("LlavaProcessor",)
 
     def counts(self, config: Any, inputs: Mapping[str, Any], processor: Any) -> dict[Kind, list[int]]:
         if inputs.get("pixel_values") is None:
             return {}
         return {"image": [self.tower_rows(config) - self.dropped(config)] * len(inputs["pixel_values"])}
 
-    def _view(self, processor: Any, size: tuple[int, int] | None) -> View | None:
-        if size is None:
-            return None
+    def views(
+        self,
+        processor: Any,
+        size: Size,
+        *,
+        kind: Kind = "image",
+        n_frames: int = 0,
+        alone: bool = True,
+        grid: tuple[int, ...] | None = None,
+        config: Any = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> PictureViews:
         pixels = processor.image_processor
-        crop = pixels.crop_size["height"]
-        if getattr(pixels, "do_pad", False):
-            return pad_to_square(*size, side=crop, cell=processor.patch_size)
-        return shortest_edge_center_crop(*size, edge=pixels.size["shortest_edge"], crop=crop, cell=processor.patch_size)
+        cell, extra = number(processor, "patch_size"), self.extra(processor)
+        crop = number(pixels, "crop_size", "height", options=options)
+        if (options or {}).get("do_pad", getattr(pixels, "do_pad", False)):
+            return padded_views(size, side=crop, cells=crop // cell, cell=cell, extra=extra)
+        edge = number(pixels, "size", "shortest_edge", options=options)
+        return cropped_views(size, edge=edge, crop=crop, cell=cell, extra=extra)
 
     def layout(
-        self, config: Any, inputs: Mapping[str, Any], processor: Any, items: Sequence[Item], number: int
+        self, config: Any, inputs: Mapping[str, Any], processor: Any, items: Sequence[Item], index: int
     ) -> Layout:
-        view = self._view(processor, items[number].size)
-        return Layout((self.whole_tile(config, "whole", tile=number, first=0, view=view),))
+        return Layout((self.whole_tile(config, "whole", tile=index, first=0),))
 
     def segments(self, config: Any, inputs: Mapping[str, Any], items: Sequence[Item], layer: int) -> Segments:
         return tile_segments(self.tower_rows(config), [1] * len(items))

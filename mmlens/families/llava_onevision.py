@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mmlens.evidence.views import View, pad_to_square, squash
-from mmlens.families.base import Grid, Item, Kind, Layout, Segments, square, tile_segments
-from mmlens.families.llava_next import AnyRes, Canvas
+from mmlens.evidence.views import Kind, PictureViews, Size, anyres_views, padded_views, pooled_clip
+from mmlens.families.base import Grid, Item, Layout, Segments, number, root, square, tile_segments
+from mmlens.families.llava_next import AnyRes, pairs
 
 
 class LlavaOnevision(AnyRes):
@@ -16,15 +16,12 @@ class LlavaOnevision(AnyRes):
 
     name = "llava-onevision"
     architectures = ("LlavaOnevisionForConditionalGeneration",)
+    processors = ("LlavaOnevisionProcessor",)
     nested_pictures = True
     has_video = True
 
-    def shrunk(self, config: Any, canvas: Canvas) -> tuple[int, int]:
-        most = int(config.vision_aspect_ratio.removeprefix("anyres_max_"))
-        ratio = math.sqrt(canvas.rows * canvas.cols / (most * self.side(config) ** 2))
-        if ratio <= 1.1:
-            return canvas.rows, canvas.cols
-        return int(canvas.rows // ratio), int(canvas.cols // ratio)
+    def most_tiles(self, source: Any) -> int | None:
+        return int(source.vision_aspect_ratio.removeprefix("anyres_max_"))
 
     def is_tiled(self, config: Any, inputs: Mapping[str, Any], picture: int) -> bool:
         if inputs.get("batch_num_images") is None:
@@ -35,11 +32,36 @@ class LlavaOnevision(AnyRes):
             picture -= n
         return True
 
-    def base_view(self, config: Any, item: Item, *, tiled: bool) -> View | None:
-        vision = config.vision_config
-        if item.size is None or tiled:
-            return super().base_view(config, item, tiled=tiled)
-        return pad_to_square(*item.size, side=vision.image_size, cell=vision.patch_size)
+    def views(
+        self,
+        processor: Any,
+        size: Size,
+        *,
+        kind: Kind = "image",
+        n_frames: int = 0,
+        alone: bool = True,
+        grid: tuple[int, ...] | None = None,
+        config: Any = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> PictureViews:
+        pixels = processor.image_processor if kind == "image" else processor.video_processor
+        tile = number(pixels, "size", "height", options=options if kind == "image" else None)
+        side = root(number(processor, "num_image_tokens"))
+        # the processor does not know its model's patches; only one size of them fits so many in a side
+        cell = tile // side if config is None else config.vision_config.patch_size
+        if kind == "video":
+            tokens = math.ceil(side / 2)
+            return pooled_clip(size, side=tile, cells=side, tokens=tokens, cell=cell, n_frames=n_frames)
+        if not alone:
+            return padded_views(size, side=tile, cells=side, cell=cell, newline=True)
+        pinpoints = pairs(number(pixels, "image_grid_pinpoints", options=options))
+        most = self.most_tiles(processor)
+        return anyres_views(size, pinpoints=pinpoints, tile=tile, side=side, cell=cell, most=most)
+
+    def given(
+        self, config: Any, inputs: Mapping[str, Any], processor: Any, items: Sequence[Item], index: int
+    ) -> dict[str, Any]:
+        return {"alone": self.is_tiled(config, inputs, index)} if items[index].kind == "image" else {}
 
     def _pooled(self, config: Any) -> int:
         return math.ceil(self.side(config) / 2)
@@ -52,26 +74,20 @@ class LlavaOnevision(AnyRes):
         return found
 
     def layout(
-        self, config: Any, inputs: Mapping[str, Any], processor: Any, items: Sequence[Item], number: int
+        self, config: Any, inputs: Mapping[str, Any], processor: Any, items: Sequence[Item], index: int
     ) -> Layout:
-        item = items[number]
-        if item.kind == "image":
-            return super().layout(config, inputs, processor, items, number)
+        if items[index].kind == "image":
+            return super().layout(config, inputs, processor, items, index)
         videos = inputs["pixel_values_videos"]
-        index = sum(i.kind == "video" for i in items[:number])
-        start = sum(len(frames) for frames in videos[:index])
+        mine = sum(i.kind == "video" for i in items[:index])
+        start = sum(len(frames) for frames in videos[:mine])
         side, small = self.side(config), self._pooled(config)
-        view = None
-        if item.size is not None and side == 2 * small:  # pooled two by two; odd sides mix their neighbours
-            vision = config.vision_config
-            view = squash(*item.size, side=vision.image_size, cell=2 * vision.patch_size)
         grids = []
-        for f in range(len(videos[index])):
+        for f in range(len(videos[mine])):
             tokens = square(small, f * small * small)
             handed = square(side, (start + f) * self.base_tokens(config))
             patches = square(side, (start + f) * self.tower_rows(config))
-            shown = None if view is None else View(**{**view.__dict__, "ordinals": tokens.index})
-            grids.append(Grid(f"frame:{f}", tokens, handed, patches, shown, (f,)))
+            grids.append(Grid(f"frame:{f}", tokens, handed, patches, frames=(f,)))
         return Layout(tuple(grids), (), (len(grids) * small * small,))
 
     def segments(self, config: Any, inputs: Mapping[str, Any], items: Sequence[Item], layer: int) -> Segments:

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mmlens.evidence.views import stretch
-from mmlens.families.base import Family, Grid, Item, Kind, Layout, Raster, Segments, Shape, Stack, grid_rows
+from mmlens.errors import GeometryError
+from mmlens.evidence.views import Kind, PictureViews, Size, qwen_cells, qwen_clip, qwen_views
+from mmlens.families.base import Family, Grid, Item, Layout, Raster, Segments, Shape, Stack, grid_rows, number
 
 _KEYS: dict[Kind, str] = {"image": "image_grid_thw", "video": "video_grid_thw"}
 
@@ -28,6 +29,7 @@ class QwenVL(Family):
         packed=True,
     )
     projector = "model.visual.merger"
+    clip_budget = False  # whether a video's pixels are budgeted over the whole clip
     needs_token_types = True
     has_video = True
 
@@ -41,27 +43,76 @@ class QwenVL(Family):
         grids = {kind: grid_rows(inputs, key) for kind, key in _KEYS.items()}
         return {kind: [t * h * w // unit for t, h, w in rows] for kind, rows in grids.items() if rows}
 
-    def _place(self, inputs: Mapping[str, Any], items: Sequence[Item], number: int) -> tuple[int, int, int, int]:
+    def _place(self, inputs: Mapping[str, Any], items: Sequence[Item], index: int) -> tuple[int, int, int, int]:
         """(frame groups, rows, cols) in patches, and the item's first row in the tower."""
-        kind = items[number].kind
+        kind = items[index].kind
         grids = grid_rows(inputs, _KEYS[kind])
-        index = sum(item.kind == kind for item in items[:number])
-        return *grids[index], sum(t * h * w for t, h, w in grids[:index])
+        mine = sum(item.kind == kind for item in items[:index])
+        return *grids[mine], sum(t * h * w for t, h, w in grids[:mine])
+
+    def views(
+        self,
+        processor: Any,
+        size: Size,
+        *,
+        kind: Kind = "image",
+        n_frames: int = 0,
+        alone: bool = True,
+        grid: tuple[int, ...] | None = None,
+        config: Any = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> PictureViews:
+        part = processor.image_processor if kind == "image" else processor.video_processor
+        merge = number(part, "merge_size", options=options)
+        factor = number(part, "patch_size", options=options) * merge
+        if grid is None:
+            cells = self._cells(part, size, factor=factor, n_frames=n_frames, options=options)
+        else:
+            cells = grid[2] // merge, grid[1] // merge
+        if kind == "image":
+            return qwen_views(size, cells, cell=factor)
+        per_group = number(part, "temporal_patch_size")
+        return qwen_clip(size, cells, cell=factor, n_frames=n_frames, per_group=per_group)
+
+    def _cells(self, part: Any, size: Size, *, factor: int, n_frames: int, options: Mapping[str, Any] | None) -> Size:
+        """(cols, rows) that the processor will choose."""
+        least, most = (number(part, "size", key, options=options) for key in ("shortest_edge", "longest_edge"))
+        least, most = ((options or {}).get(k, v) for k, v in (("min_pixels", least), ("max_pixels", most)))
+        frames, per_group = 0, 1
+        if n_frames:
+            per_group = number(part, "temporal_patch_size")
+            frames = n_frames if self.clip_budget else 0
+            if getattr(part, "cap_pixels_per_frame", None):
+                total = int(part.max_video_tokens * factor * factor * 0.9)
+                most = max(min(most, total * per_group // n_frames), int(least * 1.05))
+        found = qwen_cells(size, factor=factor, least=least, most=most, frames=frames, per_group=per_group)
+        if found is None:
+            raise GeometryError(
+                f"a picture of {size[0]} x {size[1]} pixels",
+                expected="sides at most 200 : 1, as this processor takes them",
+                fix="crop it first",
+            )
+        return found
+
+    def given(
+        self, config: Any, inputs: Mapping[str, Any], processor: Any, items: Sequence[Item], index: int
+    ) -> dict[str, Any]:
+        return {"grid": self._place(inputs, items, index)[:3]}
 
     def units(self, config: Any, frames: int, rows: int, cols: int) -> list[int]:
         """For each merge block in raster order, frame after frame: its place in the tower."""
         return list(range(frames * rows * cols))
 
     def layout(
-        self, config: Any, inputs: Mapping[str, Any], processor: Any, items: Sequence[Item], number: int
+        self, config: Any, inputs: Mapping[str, Any], processor: Any, items: Sequence[Item], index: int
     ) -> Layout:
-        vision, item = config.vision_config, items[number]
+        vision, item = config.vision_config, items[index]
         m = vision.spatial_merge_size
-        t, h, w, start = self._place(inputs, items, number)
+        t, h, w, start = self._place(inputs, items, index)
         rows, cols = h // m, w // m
         place = self.units(config, t, rows, cols)
-        view = None if item.size is None else stretch(*item.size, cols=cols, rows=rows, cell=vision.patch_size * m)
         per_group = vision.temporal_patch_size if item.kind == "video" else 0
+        n_frames = t * per_group if item.sampling is None else len(item.sampling.indices)
         grids = []
         for g in range(t):
             first = g * rows * cols
@@ -77,8 +128,7 @@ class QwenVL(Family):
                     Raster(rows, cols, tuple(range(first, first + rows * cols))),
                     Raster(rows, cols, tuple(start // (m * m) + u for u in units)),
                     Raster(h, w, tuple(patches)),
-                    None if view is None else replace(view, ordinals=tuple(range(first, first + rows * cols))),
-                    tuple(range(g * per_group, (g + 1) * per_group)),
+                    frames=tuple(range(g * per_group, min((g + 1) * per_group, n_frames))),
                 )
             )
         return Layout(tuple(grids))
@@ -94,6 +144,7 @@ class Qwen2VL(QwenVL):
 
     name = "qwen2-vl"
     architectures = ("Qwen2VLForConditionalGeneration",)
+    processors = ("Qwen2VLProcessor",)
 
     def tower_shape(self, config: Any) -> Shape:
         vision = config.vision_config
@@ -106,6 +157,7 @@ class Qwen25VL(QwenVL):
 
     name = "qwen2.5-vl"
     architectures = ("Qwen2_5_VLForConditionalGeneration",)
+    processors = ("Qwen2_5_VLProcessor",)
     tower = replace(QwenVL.tower, mlp_in="gate_proj", mlp_linear="up_proj", mlp_out="down_proj")
 
     def _windows(self, config: Any, frames: int, rows: int, cols: int) -> Iterator[list[int]]:
@@ -146,6 +198,8 @@ class Qwen3VL(QwenVL):
 
     name = "qwen3-vl"
     architectures = ("Qwen3VLForConditionalGeneration",)
+    processors = ("Qwen3VLProcessor",)
+    clip_budget = True
     tower = replace(QwenVL.tower, mlp_in="linear_fc1", mlp_out="linear_fc2")
     deepstack = "model.visual.deepstack_merger_list"
 

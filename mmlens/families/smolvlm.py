@@ -7,21 +7,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mmlens.evidence.views import View
+from mmlens.evidence.views import Kind, PictureViews, Size, framed_clip, idefics_grid, tiled_views
 from mmlens.families.base import (
     CLIP_BLOCKS,
     LLAMA_BLOCKS,
     Family,
-    Grid,
     Item,
-    Kind,
     Layout,
     Segments,
-    mosaic,
+    number,
     picture_columns,
+    root,
     runs,
-    square,
     tile_segments,
+    tiled_layout,
 )
 
 _PLACE = re.compile(r"<row_(\d+)_col_(\d+)>")
@@ -32,6 +31,7 @@ class Idefics3(Family):
 
     name = "idefics3"
     architectures = ("Idefics3ForConditionalGeneration",)
+    processors = ("Idefics3Processor",)
     decoder = replace(LLAMA_BLOCKS, blocks="model.text_model.layers")
     language_model = "model.text_model"
     embed = "model.text_model.embed_tokens"
@@ -91,53 +91,46 @@ class Idefics3(Family):
             return None
         return max(r for r, _ in places), max(c for _, c in places)
 
+    def views(
+        self,
+        processor: Any,
+        size: Size,
+        *,
+        kind: Kind = "image",
+        n_frames: int = 0,
+        alone: bool = True,
+        grid: tuple[int, ...] | None = None,
+        config: Any = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> PictureViews:
+        q = root(number(processor, "image_seq_len"))
+        part = processor.image_processor if kind == "image" else processor.video_processor
+        tile = number(part, "max_image_size", "longest_edge", options=options if kind == "image" else None)
+        # whole patches of the model fill a tile but for its last pixels; without a model, whole pixels a token do
+        vision = None if config is None else config.vision_config
+        cell = tile // q if vision is None else vision.patch_size * config.scale_factor
+        if kind == "video":
+            return framed_clip(size, tile=tile, side=q, cell=cell, n_frames=n_frames)
+        if grid is None and (options or {}).get("do_image_splitting", part.do_image_splitting):
+            grid = idefics_grid(size, longest=number(part, "size", "longest_edge", options=options), tile=tile)
+        shape = None if grid is None else (grid[0], grid[1])
+        return tiled_views(size, shape, tile=tile, side=q, cell=cell)
+
+    def given(
+        self, config: Any, inputs: Mapping[str, Any], processor: Any, items: Sequence[Item], index: int
+    ) -> dict[str, Any]:
+        item = items[index]
+        shape = self._shape(inputs, processor, item, self._tiles(config, item)) if item.kind == "image" else None
+        return {} if shape is None else {"grid": (shape[1], shape[0])}
+
     def layout(
-        self, config: Any, inputs: Mapping[str, Any], processor: Any, items: Sequence[Item], number: int
+        self, config: Any, inputs: Mapping[str, Any], processor: Any, items: Sequence[Item], index: int
     ) -> Layout:
-        item, (side, q) = items[number], self._sides(config)
-        start = sum(self._tiles(config, i) for i in items[:number])
+        item, (side, q) = items[index], self._sides(config)
         tiles = self._tiles(config, item)
-        pixels, cell = config.vision_config.image_size, config.vision_config.patch_size * config.scale_factor
-
-        def one(name: str, tile: int, frames: tuple[int, ...] = ()) -> Grid:
-            tokens = square(q, tile * q * q)
-            view = None
-            if item.size is not None:
-                width, height = item.size
-                view = View(pixels / width, pixels / height, 0, 0, q, q, cell, name, tokens.index)
-            return Grid(
-                name,
-                tokens,
-                square(q, (start + tile) * q * q),
-                square(side, (start + tile) * side * side),
-                view,
-                frames,
-            )
-
-        each = tuple(tuple(range(t * q * q, (t + 1) * q * q)) for t in range(tiles))
-        if item.kind == "video":
-            return Layout(tuple(one(f"frame:{f}", f, (f,)) for f in range(tiles)))
-        if tiles == 1:
-            return Layout((one("whole", 0),), each)
-        grids = [one("thumbnail", tiles - 1)]
-        shape = self._shape(inputs, processor, item, tiles)
-        if shape is not None:
-            r, c = shape
-            tokens = mosaic(r, c, q, stride=q * q, first=0)
-            view = None
-            if item.size is not None:
-                width, height = item.size
-                view = View(c * pixels / width, r * pixels / height, 0, 0, r * q, c * q, cell, "tiles", tokens.index)
-            grids.append(
-                Grid(
-                    "tiles",
-                    tokens,
-                    mosaic(r, c, q, stride=q * q, first=start * q * q),
-                    mosaic(r, c, side, stride=side * side, first=start * side * side),
-                    view,
-                )
-            )
-        return Layout(tuple(grids), each)
+        shape = self._shape(inputs, processor, item, tiles) if item.kind == "image" else None
+        start = sum(self._tiles(config, i) for i in items[:index])
+        return tiled_layout(item.kind, shape, tiles=tiles, start=start, side=side, q=q, rows=side * side)
 
     def segments(self, config: Any, inputs: Mapping[str, Any], items: Sequence[Item], layer: int) -> Segments:
         return tile_segments(self._sides(config)[0] ** 2, [self._tiles(config, i) for i in items])
@@ -148,6 +141,7 @@ class SmolVLM(Idefics3):
 
     name = "smolvlm"
     architectures = ("SmolVLMForConditionalGeneration",)
+    processors = ("SmolVLMProcessor",)
     has_video = True
     pixels: Mapping[Kind, str] = {"image": "pixel_values", "video": "pixel_values"}
 

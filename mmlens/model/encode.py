@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,17 +11,21 @@ from torch import Tensor
 
 from mmlens.errors import (
     NoProcessorError,
+    OptionError,
     PictureCountError,
     PictureError,
     PlaceholderError,
     PromptError,
     UnknownWordError,
 )
-from mmlens.evidence.regions import Box
+from mmlens.evidence.locate import Sampling
+from mmlens.evidence.regions import as_regions
 from mmlens.families.base import Family, Item
 from mmlens.model.guard import check_inputs
-from mmlens.model.pictures import load_picture, load_video, video_options
-from mmlens.model.prompt import Example, Prompt, Roles, basic_roles, located
+from mmlens.model.pictures import load_picture
+from mmlens.model.places import located
+from mmlens.model.prompt import Example, Prompt, Roles, basic_roles
+from mmlens.model.video import Video, VideoFile, frames_of, processor_options, read_video
 
 Span = tuple[int, int]
 
@@ -31,6 +36,7 @@ def make_examples(
     *,
     videos: Any = None,
     fps: float | None = None,
+    max_frames: int | None = None,
     system: str | None,
     subject: Any,
     answer: Any,
@@ -39,19 +45,18 @@ def make_examples(
 ) -> list[Example]:
     """Examples from the forms that `vlm.prompt` takes: a question, chat messages, or a list of either."""
     if _is_chat(question) or isinstance(question, str):
-        boxes = lambda x: (x,) if isinstance(x, Box) else tuple(x or ())  # noqa: E731
+        regions = lambda x: () if x is None else as_regions(x)  # noqa: E731
         pictures = [] if images is None else list(images) if isinstance(images, list | tuple) else [images]
         clips = [] if videos is None else list(videos) if isinstance(videos, list | tuple) else [videos]
         return [
             Example(
                 _messages(question, pictures, clips, system),
                 tuple(load_picture(p) for p in pictures or _inside(question, "image")),
-                tuple(load_video(v) for v in clips or _inside(question, "video")),
-                fps,
+                tuple(_video(v, fps=fps, max_frames=max_frames) for v in clips or _inside(question, "video")),
                 subject,
                 answer,
-                boxes(evidence),
-                boxes(distractors),
+                regions(evidence),
+                regions(distractors),
             )
         ]
     if not isinstance(question, list | tuple) or not question:
@@ -76,9 +81,22 @@ def make_examples(
             )
         columns[name] = value
     return [
-        make_examples(q, **{k: v[i] for k, v in columns.items()}, system=system, fps=fps)[0]
+        make_examples(q, **{k: v[i] for k, v in columns.items()}, system=system, fps=fps, max_frames=max_frames)[0]
         for i, q in enumerate(question)
     ]
+
+
+def _video(video: Any, *, fps: float | None, max_frames: int | None) -> Video:
+    """A video to show: a file's frames at `fps`, or frames as they are."""
+    if isinstance(video, str | os.PathLike | VideoFile):
+        return read_video(video, fps=2.0 if fps is None else fps, max_frames=64 if max_frames is None else max_frames)
+    if max_frames is not None or (fps is not None and isinstance(video, Video)):
+        raise OptionError(
+            f"fps={fps}, max_frames={max_frames} for frames that are already chosen",
+            expected="a video file with them (a list of frames may say its fps)",
+            fix="leave them out, or pass the file's path",
+        )
+    return video if isinstance(video, Video) else frames_of(video, fps=2.0 if fps is None else fps)
 
 
 def _is_chat(question: Any) -> bool:
@@ -135,7 +153,13 @@ def _messages(
     return tuple(turns)
 
 
-def encode(examples: Sequence[Example], family: Family, config: Any, processor: Any) -> Prompt:
+def encode(
+    examples: Sequence[Example],
+    family: Family,
+    config: Any,
+    processor: Any,
+    images_kwargs: Mapping[str, Any] | None = None,
+) -> Prompt:
     """The prompt of some examples: template, processor, roles, evidence."""
     if processor is None:
         raise NoProcessorError(
@@ -147,7 +171,8 @@ def encode(examples: Sequence[Example], family: Family, config: Any, processor: 
     texts = [text for text, _ in rendered]
     for text, example in zip(texts, examples):
         _check_marks(text, example, family, processor)
-    encoded = _call(processor, texts, examples, family)
+    options = _picture_options(processor, images_kwargs)
+    encoded = _call(processor, texts, examples, family, options)
     offsets = torch.as_tensor(encoded.pop("offset_mapping")).tolist()
     replaced = encoded.pop("text_replacement_offsets", None)
     inputs = {k: torch.as_tensor(v) for k, v in encoded.items()}
@@ -164,13 +189,15 @@ def encode(examples: Sequence[Example], family: Family, config: Any, processor: 
     every = [[i for i, keep in enumerate(row) if keep] for row in inputs["attention_mask"].tolist()]
     columns = [row[: len(row) - n] for row, n in zip(every, forced)]
     for i, ids in enumerate(inputs["input_ids"].tolist()):
-        refuse_unknown(processor.tokenizer, expanded[i].text, [ids[c] for c in columns[i]], spans[i])
+        # what the processor itself writes around frames (times) is not the user's to change
+        said = [(ids[c], span) for c, span in zip(columns[i], spans[i]) if not expanded[i].inserted(span)]
+        refuse_unknown(processor.tokenizer, expanded[i].text, *(zip(*said) if said else ((), ())))
     items = _items(examples, family, config, inputs, expanded, columns, spans)
     roles = basic_roles(inputs, items)
     for i, example in enumerate(examples):
         where = list(zip(columns[i], spans[i]))
         roles[i] = _with_text_roles(roles[i], example, expanded[i].moved(rendered[i][1]), where, forced[i])
-    prompt = Prompt(inputs, tuple(roles), tuple(examples), tuple(items), family, config, processor, forced)
+    prompt = Prompt(inputs, tuple(roles), tuple(examples), tuple(items), family, config, processor, forced, options)
     prompt = prompt.with_layout_roles()
     for i, example in enumerate(examples):
         if example.evidence:
@@ -180,16 +207,38 @@ def encode(examples: Sequence[Example], family: Family, config: Any, processor: 
     return prompt
 
 
-def _call(processor: Any, texts: Sequence[str], examples: Sequence[Example], family: Family) -> dict[str, Any]:
+def _picture_options(processor: Any, options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """`images_kwargs` whose names the picture processor knows; it would ignore others without a word."""
+    if not options:
+        return {}
+    known = set(getattr(getattr(processor.image_processor, "valid_kwargs", None), "__annotations__", {}))
+    unknown = sorted(set(options) - known)
+    if unknown:
+        raise OptionError(
+            f"images_kwargs with {', '.join(unknown)}",
+            expected=f"names that {type(processor.image_processor).__name__} knows: {', '.join(sorted(known))}",
+            fix="check the spelling",
+        )
+    return dict(options)
+
+
+def _call(
+    processor: Any,
+    texts: Sequence[str],
+    examples: Sequence[Example],
+    family: Family,
+    images_kwargs: Mapping[str, Any],
+) -> dict[str, Any]:
     """The processor's output as tensors and lists."""
     pictures = [list(e.images) for e in examples]
     videos = [video for e in examples for video in e.videos]
     options: dict[str, Any] = {}
     if any(pictures):
+        if images_kwargs:
+            options["images_kwargs"] = dict(images_kwargs)
         options["images"] = pictures if family.nested_pictures else [p for of_one in pictures for p in of_one]
     if videos:
-        rates = [e.fps for e in examples for _ in e.videos]
-        options |= video_options(videos, rates)
+        options |= processor_options(videos)
     try:
         return dict(
             processor(
@@ -203,7 +252,7 @@ def _call(processor: Any, texts: Sequence[str], examples: Sequence[Example], fam
             )
         )
     except ValueError as error:
-        shown = [p for of_one in pictures for p in of_one] + [frames[0] for frames in videos]
+        shown = [p for of_one in pictures for p in of_one] + [video.frames[0] for video in videos]
         given = ", ".join(f"{p.width} x {p.height}" for p in shown)
         raise PictureError(
             f"the processor refuses pictures of {given or 'no size'}: {error}",
@@ -247,6 +296,10 @@ class _Expanded:
             at = r["span"][1]
         self.text = "".join([*parts, text[at:]])
 
+    def inserted(self, span: Span) -> bool:
+        """Whether characters stand inside what replaced a mark."""
+        return any(low <= span[0] and span[1] <= high and span[1] > span[0] for _, (low, high) in self.pictures)
+
     def moved(self, spans: Mapping[str, list[Span]]) -> dict[str, list[Span]]:
         """Spans of the rendered text as spans of the expanded one."""
 
@@ -272,10 +325,10 @@ def _items(
     items: list[Item] = []
     for i, example in enumerate(examples):
         ids = inputs["input_ids"][i].tolist()
-        sizes = [p.size for p in example.images] + [frames[0].size for frames in example.videos]
-        for (kind, (low, high)), size in zip(expanded[i].pictures, sizes):
+        for (kind, (low, high)), source in zip(expanded[i].pictures, (*example.images, *example.videos)):
+            sampling = Sampling(source.indices, source.times) if isinstance(source, Video) else None
             inside = [c for c, (a, b) in zip(columns[i], spans[i]) if a >= low and b <= high and b > a]
-            items.append(Item(kind, i, tuple(c for c in inside if ids[c] in placeholders), size))
+            items.append(Item(kind, i, tuple(c for c in inside if ids[c] in placeholders), source.size, sampling))
     found = sum(len(item.columns) for item in items)
     filled = family.filled(config, inputs, None)
     if found != filled:

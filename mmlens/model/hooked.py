@@ -174,6 +174,8 @@ class HookedVLM(Engine, ModelWeights):
         *,
         videos: Any = None,
         fps: float | None = None,
+        max_frames: int | None = None,
+        images_kwargs: Mapping[str, Any] | None = None,
         system: str | None = None,
         subject: Any = None,
         answer: Any = None,
@@ -191,10 +193,14 @@ class HookedVLM(Engine, ModelWeights):
         images
             Pictures of the question, in order: PIL images, paths, or uint8 arrays. For a batch, one list a question.
         videos
-            Videos of the question, as lists of frames or uint8 arrays (frame, height, width, 3), instead of pictures.
-            The frames are taken as they are: none is dropped.
-        fps
-            Frames per second of those frames, for families that are told times; default 2.
+            Videos of the question, instead of pictures: files (a path or a VideoFile), of which frames are decoded
+            exactly; or frames already chosen (a list of pictures, a uint8 array (frame, height, width, 3), a Video),
+            which are taken as they are.
+        fps, max_frames
+            Of files: how many frames a second are shown (default 2), and how many at most (default 64, then evenly
+            spaced). Of frames: how many a second they are (default 2), for families that are told times.
+        images_kwargs
+            Options of the picture processor for this prompt: {"do_pan_and_scan": True}, {"max_pixels": 200704}, ...
         system
             A system turn put first.
         subject
@@ -202,12 +208,13 @@ class HookedVLM(Engine, ModelWeights):
         answer
             The gold answer; all its tokens but the last are appended, so that `output` predicts every one of them.
         evidence, distractors
-            Boxes on the first picture: where the answer can be seen, and where other things are.
+            Where the answer can be seen, and where other things are: a region or several. Plain ones lie on the first
+            picture (or in the video), Page and PageRegion say which.
 
         Returns
         -------
         Prompt
-            `.tokens(group)`, `.locate(box)`, `.inputs`.
+            `.tokens(group)`, `.locate(region)`, `.heatmap(values)`, `.inputs`.
 
         Raises
         ------
@@ -218,13 +225,14 @@ class HookedVLM(Engine, ModelWeights):
             images,
             videos=videos,
             fps=fps,
+            max_frames=max_frames,
             system=system,
             subject=subject,
             answer=answer,
             evidence=evidence,
             distractors=distractors,
         )
-        return encode(examples, self.family, self.config, self.processor)
+        return encode(examples, self.family, self.config, self.processor, images_kwargs)
 
     def to_tokens(self, text: str) -> Int[Tensor, "1 pos"]:
         """Token ids of a text, without special tokens around it."""

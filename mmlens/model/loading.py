@@ -83,6 +83,20 @@ def load(name: str, *, dtype: Any, device_map: Any, revision: str | None, trust_
     return model.eval(), processor
 
 
+def load_parts(name: str, *, revision: str | None = None) -> tuple[Any, Any]:
+    """Config and processor of a model, no weights: enough to encode prompts and to know every token's place."""
+    from transformers import AutoConfig, AutoProcessor
+
+    source, local = resolve(name)
+    options = {} if local else {"revision": revision}
+    try:
+        config = AutoConfig.from_pretrained(source, **options)
+        check_architecture(name, config)
+        return config, AutoProcessor.from_pretrained(source, **options)
+    except (OSError, ValueError, KeyError) as error:
+        raise _not_loadable(name, source, local, error) from error
+
+
 def as_dtype(dtype: Any) -> Any:
     """A torch dtype from one or its name; "auto" stays."""
     import torch

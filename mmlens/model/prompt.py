@@ -6,14 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from mmlens.errors import PlaceholderError, PromptError, RegionError, TokenGroupError
-from mmlens.evidence.locate import covered_tokens
-from mmlens.evidence.regions import Box
-from mmlens.families.base import Family, Item, Kind, Layout, Segments
+from mmlens.errors import PlaceholderError, PromptError, TokenGroupError
+from mmlens.evidence.regions import Region
+from mmlens.evidence.views import Kind, PictureViews
+from mmlens.families.base import Family, Item, Layout, Segments
+from mmlens.model import places
 from mmlens.model.guard import check_inputs
 from mmlens.tokens import Group, TokenSet, resolve_group
 
@@ -27,11 +29,10 @@ class Example:
     messages: tuple[Mapping[str, Any], ...] = ()
     images: tuple[Any, ...] = ()
     videos: tuple[Any, ...] = ()
-    fps: float | None = None
     subject: str | tuple[int, int] | None = None
     answer: str | None = None
-    evidence: tuple[Box, ...] = ()
-    distractors: tuple[Box, ...] = ()
+    evidence: tuple[Region, ...] = ()
+    distractors: tuple[Region, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,8 @@ class Prompt:
         Every picture and video, in prompt order over the batch.
     forced
         For every example, how many answer tokens stand at its end (teacher forcing of multi-token answers).
+    images_kwargs
+        Options of the picture processor that the prompt was encoded with.
     """
 
     inputs: Mapping[str, Any] = field(repr=False)
@@ -60,6 +63,7 @@ class Prompt:
     config: Any = field(repr=False)
     processor: Any = field(repr=False)
     forced: tuple[int, ...] = ()
+    images_kwargs: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
     def from_inputs(cls, inputs: Mapping[str, Any], family: Family, config: Any, processor: Any) -> Prompt:
@@ -91,7 +95,7 @@ class Prompt:
                 expected="a prompt from vlm.prompt(...), which knows what it was built from",
                 fix="encode the one example with the processor",
             )
-        return encode([chosen], self.family, self.config, self.processor)
+        return encode([chosen], self.family, self.config, self.processor, self.images_kwargs)
 
     def unforced(self) -> Prompt:
         """The same prompt without answer tokens at its end: what generation goes on from."""
@@ -100,7 +104,7 @@ class Prompt:
         if not any(self.forced):
             return self
         bare = [replace(example, answer=None) for example in self.examples]
-        return encode(bare, self.family, self.config, self.processor)
+        return encode(bare, self.family, self.config, self.processor, self.images_kwargs)
 
     @property
     def n_columns(self) -> int:
@@ -123,15 +127,36 @@ class Prompt:
         mask = self.inputs["attention_mask"].bool()
         return None if bool(mask.all()) else mask
 
-    def layout(self, number: int) -> Layout:
-        """Where a picture or video (numbered over the batch) lies in the tokens, the projector and the tower."""
+    def _item(self, number: int) -> Item:
         if not 0 <= number < len(self.items):
             raise TokenGroupError(
                 f"image {number} of a prompt with {len(self.items)} pictures",
                 expected=f"0 to {len(self.items) - 1}" if self.items else "a prompt with a picture",
                 fix="count from 0, over the whole batch",
             )
-        return self.family.layout(self.config, self.inputs, self.processor, self.items, number)
+        return self.items[number]
+
+    def layout(self, number: int) -> Layout:
+        """Where a picture or video (numbered over the batch) lies in the tokens, the projector and the tower."""
+        item = self._item(number)
+        found = self.family.layout(self.config, self.inputs, self.processor, self.items, number)
+        if item.size is None:
+            return found
+        views = {view.name: view for view in self.views(number).views}
+        return replace(found, grids=tuple(replace(grid, view=views[grid.name]) for grid in found.grids))
+
+    def views(self, number: int) -> PictureViews:
+        """What the model is shown of a picture or video (numbered over the batch): its looks, and their tokens.
+
+        Raises
+        ------
+        RegionError
+            For ready inputs, whose source nobody knows.
+        GeometryError
+            If the picture's placeholders are not as many as its family's arithmetic says.
+        """
+        self._item(number)
+        return places.views_of(self, number)
 
     def segments(self, layer: int) -> Segments:
         """What attends together in a tower block."""
@@ -177,69 +202,75 @@ class Prompt:
             )
         )
 
-    def locate(self, region: Box, *, image: int = 0, example: int = 0) -> TokenSet:
+    def locate(
+        self, region: Any, *, image: int | None = None, example: int = 0, coverage: float = 0.0, views: str = "all"
+    ) -> TokenSet:
         """The picture tokens that a region touches, with the fraction of each that it covers.
 
         Parameters
         ----------
         region
-            In pixels of the source picture.
+            Box, Polygon, Mask, Tube (videos), Page, PageRegion, or a list of them: their union.
         image, example
-            Which picture of which example.
+            Which picture of which example; by default the region's own (Page, PageRegion), else the first.
+        coverage
+            0 takes every token that the region touches; above it, tokens of which at least this fraction is covered.
+        views
+            "all" looks at the picture, its "tiles" only (the finest look), or its "thumbnail".
+
+        Returns
+        -------
+        TokenSet
+            `.positions`, `.coverage` beside them, `.by_view`. A region of which the model is shown nothing (cropped
+            away, between two frames) gives an empty set with `.reason`.
 
         Raises
         ------
         RegionError
-            For a region outside the picture. A region that the processor's crop removed gives an empty set with
-            `.reason`.
+            For a region outside the picture.
+
+        Examples
+        --------
+        >>> from mmlens import Box, HookedVLM, load_task
+        >>> vlm = HookedVLM.from_pretrained("toy-qwen3-vl")
+        >>> picture = load_task("scenes/image").example("rank", 0, 0).images[0]
+        >>> prompt = vlm.prompt("what color is the star ?", images=[picture])
+        >>> where = prompt.locate(Box.from_xyxy(0, 0, 32, 8))
+        >>> where.positions, where.coverage
+        ((4, 5), (0.5, 0.5))
         """
-        if not isinstance(region, Box):
-            raise RegionError(
-                f"a region given as {type(region).__name__}",
-                expected="a Box",
-                fix="Box.from_xyxy(x0, y0, x1, y1) or Box.from_xywh(x, y, width, height)",
-            )
-        if not 0 <= example < len(self) or not 0 <= image < _n_pictures(self.roles[example]):
-            shown = _n_pictures(self.roles[example]) if 0 <= example < len(self) else 0
-            raise RegionError(
-                f"image {image} of example {example}",
-                expected=f"an example below {len(self)} and an image below {shown}",
-                fix="count both from 0",
-            )
-        number = sum(_n_pictures(r) for r in self.roles[:example]) + image
-        item = self.items[number]
-        if item.size is None:
-            raise RegionError(
-                "a region in a prompt that was made of ready inputs, whose source picture is unknown",
-                expected="a prompt from vlm.prompt(...)",
-                fix="build it with vlm.prompt(question, images=[...])",
-            )
-        if item.kind == "video":
-            raise RegionError(
-                f"a box in image {image}, which is a video",
-                expected="a picture",
-                fix="take a frame's tokens by name: prompt.tokens('frame:3')",
-            )
-        views = [grid.view for grid in self.layout(number).grids]
-        known = [view for view in views if view is not None]
-        if len(known) < len(views):
-            raise RegionError(
-                f"a box in a picture of {item.size[0]} x {item.size[1]} pixels, whose tiles were shrunk together",
-                expected="a picture small enough that every token holds its own pixels",
-                fix="scale the picture down first",
-            )
-        found = covered_tokens(known, region, width=item.size[0], height=item.size[1])
-        columns = self.roles[example][f"image:{image}"]
-        positions: list[tuple[int, ...]] = [()] * len(self)
-        coverage: list[tuple[float, ...]] = [()] * len(self)
-        positions[example] = tuple(columns[o] for o in found)
-        coverage[example] = tuple(found.values())
-        reason = None if found else f"the processor's crop shows the model nothing of {region}"
-        return TokenSet(tuple(positions), tuple(coverage), reason)
+        return places.locate(self, region, image=image, example=example, coverage=coverage, views=views)
 
+    def heatmap(self, values: Any, *, image: int = 0, example: int = 0, views: str = "all") -> np.ndarray:
+        """Any per-token numbers laid over the source picture.
 
-def _n_pictures(roles: Roles) -> int:
-    return sum(name.startswith("image:") for name in roles)
+        Parameters
+        ----------
+        values
+            One for each column of the batch (a row of an attention pattern) or each of the picture's own tokens; or a
+            TokenSet, whose coverage is drawn.
+        image, example
+            Which picture or video of which example.
+        views
+            Which looks are averaged: "all", "tiles" or "thumbnail".
+
+        Returns
+        -------
+        np.ndarray
+            (height, width) of the source, or (frame, height, width) for the frames that the model is shown. A pixel
+            has the mean of the tokens that see it, by area; NaN where none does.
+        """
+        return places.heatmap(self, values, image=image, example=example, views=views)
+
+    def pixels_of(self, position: int, *, example: int = 0) -> places.Place:
+        """What one picture token sees: its picture, view, box in source pixels, and frames.
+
+        Raises
+        ------
+        RegionError
+            For a column that is no picture token, or a token that carries no pixels.
+        """
+        return places.pixels_of(self, position, example=example)
 
 
 def counted_items(inputs: Mapping[str, Any], family: Family, config: Any, processor: Any) -> list[Item]:
@@ -276,14 +307,6 @@ def basic_roles(inputs: Mapping[str, Any], items: Sequence[Item]) -> list[Roles]
         roles.update({f"image:{i}": columns for i, columns in enumerate(mine)})
         found.append(roles)
     return found
-
-
-def located(prompt: Prompt, example: int, boxes: Sequence[Box]) -> tuple[int, ...]:
-    """Columns under any of several boxes of the example's first picture."""
-    found: set[int] = set()
-    for box in boxes:
-        found.update(prompt.locate(box, example=example).per_example[example])
-    return tuple(sorted(found))
 
 
 def require_prompt_group(prompt: Prompt, group: Group, what: str) -> tuple[tuple[int, ...], ...]:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from mmlens.errors import CacheError
-from mmlens.evidence.views import View
+from mmlens.evidence.locate import Sampling
+from mmlens.evidence.views import Axis, PictureViews, View
 from mmlens.families.base import Grid, Item, Layout, Raster, Segments
 from mmlens.model.access import Access
 from mmlens.model.cache import ActivationCache
@@ -22,7 +23,7 @@ from mmlens.model.prompt import Prompt
 from mmlens.model.select import Selection
 from mmlens.model.sites import Site, Sites
 
-_KIND = "mmlens cache 1"
+_KIND = "mmlens cache 2"
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,17 @@ class SavedPrompt(Prompt):
     """What a saved cache remembers of its prompt: ids, roles, pictures' places; no pixels and no words to encode."""
 
     layouts: tuple[Layout, ...] = ()
+    shown: tuple[PictureViews | None, ...] = ()
     tower: tuple[Segments, ...] = ()
 
     def layout(self, number: int) -> Layout:
         """As it was when the cache was saved."""
         return self.layouts[number] if 0 <= number < len(self.layouts) else super().layout(number)
+
+    def views(self, number: int) -> PictureViews:
+        """As they were when the cache was saved."""
+        known = self.shown[number] if 0 <= number < len(self.shown) else None
+        return known if known is not None else super().views(number)
 
     def segments(self, layer: int) -> Segments:
         """As it was when the cache was saved."""
@@ -65,6 +72,7 @@ def save(cache: ActivationCache, path: str | Path) -> None:
         "forced": prompt.forced,
         "items": [asdict(item) for item in prompt.items],
         "layouts": [asdict(prompt.layout(i)) for i in range(len(prompt.items))],
+        "views": [None if item.size is None else asdict(prompt.views(i)) for i, item in enumerate(prompt.items)],
         "segments": [asdict(prompt.segments(layer)) for layer in range(max(towers) + 1)] if towers else [],
         "provenance": cache.provenance,
     }
@@ -144,12 +152,32 @@ def _selection(facts: Mapping[str, Any]) -> Selection:
     )
 
 
+def _view(facts: Mapping[str, Any]) -> View:
+    axes = {axis: Axis(**facts[axis]) for axis in ("x", "y")}
+    return View(**{**facts, **axes, "frames": tuple(facts["frames"])})
+
+
+def _views(facts: Mapping[str, Any] | None) -> PictureViews | None:
+    if facts is None:
+        return None
+    looks = tuple(_view(v) for v in facts["views"])
+    return PictureViews(**{**facts, "size": tuple(facts["size"]), "views": looks, "newlines": tuple(facts["newlines"])})
+
+
+def _item(facts: Mapping[str, Any]) -> Item:
+    size, seen = facts["size"], facts["sampling"]
+    return Item(
+        facts["kind"],
+        facts["example"],
+        tuple(facts["columns"]),
+        None if size is None else tuple(size),
+        None if seen is None else Sampling(tuple(seen["indices"]), tuple(seen["times"])),
+    )
+
+
 def _layout(facts: Mapping[str, Any]) -> Layout:
     def raster(r: Mapping[str, Any]) -> Raster:
         return Raster(r["rows"], r["cols"], tuple(r["index"]))
-
-    def view(v: Mapping[str, Any] | None) -> View | None:
-        return None if v is None else View(**{**v, "ordinals": tuple(v["ordinals"])})
 
     grids = [
         Grid(
@@ -157,7 +185,7 @@ def _layout(facts: Mapping[str, Any]) -> Layout:
             raster(g["tokens"]),
             raster(g["projected"]),
             raster(g["patches"]),
-            view(g["view"]),
+            None if g["view"] is None else _view(g["view"]),
             tuple(g["frames"]),
         )
         for g in facts["grids"]
@@ -166,10 +194,7 @@ def _layout(facts: Mapping[str, Any]) -> Layout:
 
 
 def _prompt(body: Mapping[str, Any], inputs: dict[str, Tensor], vlm: Engine | None) -> SavedPrompt:
-    items = [
-        Item(i["kind"], i["example"], tuple(i["columns"]), None if i["size"] is None else tuple(i["size"]))
-        for i in body["items"]
-    ]
+    items = [_item(i) for i in body["items"]]
     roles = tuple({name: tuple(columns) for name, columns in r.items()} for r in body["roles"])
     from mmlens.model.prompt import Example
 
@@ -182,6 +207,7 @@ def _prompt(body: Mapping[str, Any], inputs: dict[str, Tensor], vlm: Engine | No
         None if vlm is None else vlm.config,
         None if vlm is None else vlm.processor,
         tuple(body["forced"]),
-        tuple(_layout(layout) for layout in body["layouts"]),
-        tuple(Segments(tuple(s["lengths"]), tuple(s["pictures"])) for s in body["segments"]),
+        layouts=tuple(_layout(layout) for layout in body["layouts"]),
+        shown=tuple(_views(v) for v in body["views"]),
+        tower=tuple(Segments(tuple(s["lengths"]), tuple(s["pictures"])) for s in body["segments"]),
     )

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mmlens.evidence.regions import Box
 from mmlens.model.hooked import HookedVLM
 from mmlens.model.prompt import Prompt
 from mmlens.scan import versions
@@ -243,7 +244,7 @@ def tell(vlm: HookedVLM, task: Task, result: CoReResult, *, index: int = 0) -> S
     example = task.example("judge", index, result.protocol.seed)
     prompt = vlm.prompt(
         example.question,
-        images=list(example.images),
+        images=list(example.pictures),
         subject=example.subject,
         evidence=list(example.evidence),
     )
@@ -262,9 +263,7 @@ def tell(vlm: HookedVLM, task: Task, result: CoReResult, *, index: int = 0) -> S
     assert view is not None  # the prompt was built from a picture of known size
     where = prompt.locate(example.evidence[0])
     coverage = {
-        image_columns.index(c): share
-        for c, share in zip(where.positions, (where.coverage or ((),))[0])
-        if c in image_columns
+        image_columns.index(c): share for c, share in zip(where.positions, where.coverage) if c in image_columns
     }
     chances = vlm.answer_logprobs(prompt, task.candidates)[0].exp().tolist()
     pool = (2, 2) if rows % 2 == 0 and cols % 2 == 0 else (1, 1)
@@ -273,10 +272,10 @@ def tell(vlm: HookedVLM, task: Task, result: CoReResult, *, index: int = 0) -> S
     )
     return Story(
         question=example.question,
-        answer=example.answer,
+        answer=example.answers[0],
         said=vlm.generate(prompt, max_new_tokens=4).text[0],
         image=prompt.examples[0].images[0],
-        boxes=tuple((b.x0, b.y0, b.x1, b.y1) for b in example.evidence),
+        boxes=tuple(b.in_pixels(*item.size).corners for b in example.evidence if isinstance(b, Box) and item.size),
         tokens=_shown_tokens(vlm, prompt),
         cells=tuple(view.source_box(o) for o in grid.tokens.index),
         coverage=coverage,

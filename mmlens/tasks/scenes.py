@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float, Int, UInt8
@@ -12,7 +12,7 @@ from numpy import ndarray
 
 from mmlens.errors import OptionError
 from mmlens.evidence.regions import Box
-from mmlens.tasks.base import SPLITS, Split, Task, TaskExample
+from mmlens.tasks.base import SPLITS, Example, Split, Task
 
 Domain = Literal["shapes", "digits"]
 
@@ -146,7 +146,11 @@ def paint(
     tint = palette()[layout.colors][:, :, None, None, :] - ground
     canvas[np.arange(n_scenes)[:, None], layout.cells] = ground + tint * masks[..., None]
     picture = canvas.reshape(n_scenes, GRID, GRID, CELL, CELL, 3).transpose(0, 1, 3, 2, 4, 5)
-    picture = picture.reshape(n_scenes, SIDE, SIDE, 3)
+    return grain(rng, picture.reshape(n_scenes, SIDE, SIDE, 3))
+
+
+def grain(rng: np.random.Generator, picture: Float[ndarray, "*any 3"]) -> UInt8[ndarray, "*any 3"]:
+    """Channels in 0..1 with pixel noise, as bytes."""
     picture = picture + NOISE * rng.standard_normal(picture.shape, dtype=np.float32)
     return (picture.clip(0, 1) * 255).round().astype(np.uint8)
 
@@ -155,6 +159,23 @@ def cell_box(cell: int) -> tuple[int, int, int, int]:
     """Pixels (x0, y0, x1, y1) of a cell, half open."""
     y, x = divmod(cell, GRID)
     return x * CELL, y * CELL, (x + 1) * CELL, (y + 1) * CELL
+
+
+def check_range(name: str, value: Any, least: int, most: int, why: str) -> None:
+    """Raise OptionError unless an option is an int from `least` to `most`."""
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise OptionError(f"{name}={value!r}", expected=f"an int, {least} to {most}", fix=why)
+
+
+def named(variant: str, domain: Domain) -> str:
+    """A task's name: "scenes/video", "scenes/video:digits"."""
+    return f"scenes/{variant}" + ("" if domain == "shapes" else f":{domain}")
+
+
+def stream(split: Split, domain: Domain, index: int, seed: int, *variant: int) -> np.random.Generator:
+    """The random numbers of one example; no two halves, domains or variants of the task share any."""
+    # Halves are streams 0 and 1; training draws from stream 2 of another generator.
+    return np.random.default_rng([seed, SPLITS.index(split), tuple(KINDS).index(domain), index, *variant])
 
 
 class ScenesTask(Task):
@@ -173,10 +194,7 @@ class ScenesTask(Task):
     default_n = 100
 
     def __init__(self, domain: Domain, *, n_objects: int = 6) -> None:
-        if not 1 <= n_objects <= len(SHAPES):
-            raise OptionError(
-                f"n_objects={n_objects}", expected=f"1 to {len(SHAPES)}", fix="no two objects share a kind"
-            )
+        check_range("n_objects", n_objects, 1, len(SHAPES), "no two objects share a kind")
         self.domain, self.n_objects = domain, n_objects
         self.name = "scenes/image" if domain == "shapes" else "scenes/digits"
 
@@ -184,20 +202,19 @@ class ScenesTask(Task):
         """Name and options."""
         return {"name": self.name, "n_objects": self.n_objects}
 
-    def example(self, split: Split, index: int, seed: int) -> TaskExample:
+    def example(self, split: Split, index: int, seed: int) -> Example:
         """Scene number `index` of a half."""
-        # Streams 0 and 1; training draws from stream 2 of another generator.
-        rng = np.random.default_rng([seed, SPLITS.index(split), ("shapes", "digits").index(self.domain), index])
+        rng = stream(split, self.domain, index, seed)
         layout = draw_layout(rng, self.domain, 1, self.n_objects)
         picture = paint(rng, self.domain, layout, draw_masks(rng, self.domain, layout.kinds))[0]
         asked = int(rng.integers(self.n_objects))
         kind = KINDS[self.domain][layout.kinds[0, asked]]
         boxes = [Box.from_xyxy(*cell_box(c)) for c in layout.cells[0].tolist()]
-        return TaskExample(
-            key=f"{split}/{seed}/{index}",
+        return Example(
+            id=f"{split}/{seed}/{index}",
             question=f"What color is the {kind}?",
+            answers=(tuple(COLORS)[layout.colors[0, asked]],),
             images=(picture,),
-            answer=tuple(COLORS)[layout.colors[0, asked]],
             subject=kind,
             evidence=(boxes[asked],),
             distractors=tuple(b for i, b in enumerate(boxes) if i != asked),

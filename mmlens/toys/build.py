@@ -137,7 +137,7 @@ def build_processor() -> Qwen3VLProcessor:
     )
     return Qwen3VLProcessor(
         image_processor=Qwen2VLImageProcessor(**pixels),
-        video_processor=Qwen3VLVideoProcessor(**pixels),
+        video_processor=Qwen3VLVideoProcessor(**pixels, cap_pixels_per_frame=False),
         tokenizer=tokenizer,
         chat_template=CHAT_TEMPLATE,
     )

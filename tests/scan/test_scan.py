@@ -6,13 +6,14 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import oracle
 import pytest
 import torch
 
-from mmlens import HeadScores, PerExample, Task, TaskExample, load_task
+from mmlens import Example, HeadScores, PerExample, Task, load_task
 from mmlens.errors import OptionError, RunFolderError, TokenGroupError, UnknownTaskError
 from mmlens.metrics import lift, ram
 
@@ -84,7 +85,7 @@ class Odd(Task):
     def example(self, split, index, seed):
         real = self.scenes.example(split, index, seed)
         if index == 1:
-            return TaskExample("none", real.question, real.images, real.answer, real.subject, ())
+            return replace(real, id="none", evidence=())
         return real
 
 
@@ -106,7 +107,7 @@ def test_a_question_before_its_picture_is_nan_not_zero(wrapped):
     prompt = wrapped.prompt(
         [{"role": "user", "content": parts}], images=[tiny.picture(28, 28)], evidence=[Box.from_xyxy(0, 0, 28, 28)]
     )
-    example = TaskExample("a", "what", (), "red", None, (Box.from_xyxy(0, 0, 28, 28),))
+    example = Example("a", "what", ("red",), evidence=(Box.from_xyxy(0, 0, 28, 28),))
     values, reasons = _score_batch(wrapped, Batch(0, (example,), prompt), "ram", "question")
     assert np.isnan(values).all() and reasons == {"0": "every query token stands before the evidence"}
 
@@ -166,7 +167,7 @@ def test_only_so_many_examples_stay_encoded(toy, monkeypatch):
 
 
 def test_a_query_for_each_example_follows_the_examples_over_batches(toy, scenes, monkeypatch):
-    monkeypatch.setattr("mmlens.scan.BATCH", 2)
+    monkeypatch.setattr(Task, "batch", 2)
     columns = [[70], [71], [75], [76], [74]]
     scores = toy.scan(scenes, query=PerExample(columns), n=5)
     for i, column in enumerate(columns):
@@ -205,7 +206,7 @@ def test_results_do_not_depend_on_where_the_model_lies(toy, scenes, tmp_path):
 
 
 def test_a_run_directory_holds_the_result_and_goes_on(toy, scenes, tmp_path, monkeypatch):
-    monkeypatch.setattr("mmlens.scan.BATCH", 4)
+    monkeypatch.setattr(Task, "batch", 4)
     whole = toy.scan(scenes, query="subject", n=10, out=tmp_path / "a")
     assert HeadScores.load(tmp_path / "a") == whole
     assert [p.name for p in sorted((tmp_path / "a/shards").iterdir())] == [f"00000{i}.safetensors" for i in range(3)]
@@ -246,9 +247,8 @@ def test_a_folder_of_other_things_is_left_alone(toy, scenes, tmp_path):
 CHILD = """
 import sys, torch
 torch.set_num_threads(1)
-import mmlens.scan
-mmlens.scan.BATCH = 2
-from mmlens import HookedVLM, load_task
+from mmlens import HookedVLM, Task, load_task
+Task.batch = 2
 vlm = HookedVLM.from_pretrained("toy-qwen3-vl")
 print("ready", flush=True)
 vlm.scan(load_task("scenes/image"), query="subject", n=120, out=sys.argv[1])
@@ -327,8 +327,6 @@ def test_left_padding_does_not_change_scores(toy, scenes):
 
 
 def test_a_full_disk_is_named_and_loses_nothing(toy, scenes, tmp_path, monkeypatch):
-    import mmlens.scan as module
-
     real, calls = os.replace, []
 
     def failing(a, b):
@@ -337,7 +335,7 @@ def test_a_full_disk_is_named_and_loses_nothing(toy, scenes, tmp_path, monkeypat
             raise OSError(28, "No space left on device")
         real(a, b)
 
-    monkeypatch.setattr(module, "BATCH", 2)
+    monkeypatch.setattr(Task, "batch", 2)
     monkeypatch.setattr(os, "replace", failing)
     with pytest.raises(RunFolderError, match="No space"):
         toy.scan(scenes, query="subject", n=10, out=tmp_path / "a")

@@ -1,0 +1,35 @@
+"""PaliGemma's picture geometry: one squashed square in front of the text. Its model has no family here yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mmlens.evidence.views import Kind, PictureViews, Size, square_views
+from mmlens.families.base import Geometry, number, root
+
+
+class PaliGemma(Geometry):
+    """224, 448 or 896 pixels a side, 14 a token; `token_type_ids` there tell prefix from suffix, not pictures."""
+
+    name = "paligemma"
+    processors = ("PaliGemmaProcessor",)
+
+    def views(
+        self,
+        processor: Any,
+        size: Size,
+        *,
+        kind: Kind = "image",
+        n_frames: int = 0,
+        alone: bool = True,
+        grid: tuple[int, ...] | None = None,
+        config: Any = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> PictureViews:
+        side = number(processor.image_processor, "size", "height", options=options)
+        cells = root(number(processor, "image_seq_length"))
+        return square_views(size, side=side, cells=cells, cell=side / cells)
+
+
+PALIGEMMA = PaliGemma()

@@ -1,0 +1,275 @@
+"""DataTask: a task whose examples are read from a data set's own files."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from PIL import Image
+
+from mmlens.errors import DataError, OptionError, PictureError, RegionError
+from mmlens.evidence.regions import Box, Page, PageRegion
+from mmlens.model.pictures import load_picture
+from mmlens.tasks.base import SPLITS, Example, Split, Task, shuffled
+from mmlens.tasks.rows import Fault, Hub, Row, Rows
+
+
+@dataclass(frozen=True)
+class Check:
+    """What reading a whole data set found.
+
+    Attributes
+    ----------
+    n_usable
+        Records that make an example.
+    faults
+        For every other record, why not, by id.
+    """
+
+    n_usable: int
+    faults: dict[str, str] = field(repr=False)
+
+
+@dataclass
+class _Draw:
+    """Usable examples of a half in one order, as far as anyone asked."""
+
+    source: Iterator[Example]
+    found: list[Example] = field(default_factory=list)
+    done: bool = False
+
+
+class DataTask(Task):
+    """Examples from files, read as they are asked for; faulty records are skipped with a reason and counted.
+
+    The two halves are told by a hash of each record's group (its picture, document or video), so that they share none,
+    whatever the seed.
+
+    Parameters
+    ----------
+    path
+        The data set's folder (or file), or "hub:owner/name" for a data set of the hub, streamed.
+    subset
+        The authors' own split; see `subsets`.
+    batch
+        Examples that a scan encodes together.
+
+    Attributes
+    ----------
+    layout
+        The files that a folder must hold, in words.
+    subsets
+        What `subset` may be; the first is the default.
+    faults
+        Why records were skipped so far, by id.
+    """
+
+    layout: ClassVar[str]
+    subsets: ClassVar[tuple[str, ...]] = ("test",)
+    max_new_tokens = 16
+
+    def __init__(self, path: str | Path, *, subset: str | None = None, batch: int = 1) -> None:
+        subset = self.subsets[0] if subset is None else subset
+        if subset not in self.subsets:
+            raise OptionError(
+                f"subset={subset!r} of {self.name}",
+                expected=f"one of {', '.join(self.subsets)}",
+                fix="see docs/data.md",
+            )
+        if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
+            raise OptionError(f"batch={batch!r}", expected="an int, at least 1", fix="leave it out for 1")
+        self.path, self.subset, self.batch = path, subset, batch
+        self.hub = path.removeprefix("hub:") if isinstance(path, str) and path.startswith("hub:") else None
+        self.faults: dict[str, str] = {}
+        self._draws: dict[tuple[Split, int], _Draw] = {}
+        self._halves: dict[Split, list[Any]] | None = None
+        self.rows = self.open()
+
+    # ------------------------------------------------------------------ what a reader gives
+    @abstractmethod
+    def open(self) -> Rows:
+        """The records; raises DataError for a folder of another layout."""
+
+    @abstractmethod
+    def read(self, row: Row) -> Example:
+        """The example of a record; raises Fault for one that cannot be used."""
+
+    @abstractmethod
+    def record_id(self, row: Row) -> str:
+        """What names a record; may raise KeyError."""
+
+    def group(self, row: Row) -> str:
+        """What must not be in both halves: the record's picture, document or video."""
+        return self.record_id(row)
+
+    def belongs(self, row: Row) -> bool:
+        """Whether a record is of the chosen subset, where files hold several."""
+        return True
+
+    # ------------------------------------------------------------------ examples
+    def iterate(self, split: Split) -> Iterator[Example]:
+        """Every usable example of a half in the order of the files."""
+        for position, row in self.rows:
+            example = self._usable(position, row, split)
+            if example is not None:
+                yield example
+
+    def check(self) -> Check:
+        """Read everything, pictures too."""
+        self.faults.clear()
+        n = sum(self._usable(position, row, None) is not None for position, row in self.rows)
+        return Check(n, dict(self.faults))
+
+    def count(self, split: Split, n: int | None = None, seed: int = 0) -> int:
+        """How many examples these arguments mean; fewer than asked for raises DataError, with the faults counted."""
+        wanted = super().count(split, n, seed)
+        self._fill(split, seed, wanted)
+        have = len(self._draws[split, seed].found)
+        if not have or (n is not None and have < n):
+            raise DataError(
+                f"{have} usable examples in the half {split!r} of {self.name} ({self.subset}), for n={n}"
+                + (f"; skipped so far: {self._told()}" if self.faults else ""),
+                expected=f"at least {n or 1}",
+                fix=f"ask for fewer, or see `mmlens tasks check {self.name} {self.path}`",
+            )
+        return min(wanted, have)
+
+    def example(self, split: Split, index: int, seed: int) -> Example:
+        """Example number `index` of a half, in the order of a seed."""
+        self._fill(split, seed, index + 1)
+        found = self._draws[split, seed].found
+        if index >= len(found):
+            raise DataError(
+                f"example {index} of {len(found)} usable ones in the half {split!r} of {self.name}",
+                expected=f"an index below {len(found)}",
+                fix="ask for fewer",
+            )
+        return found[index]
+
+    def identity(self) -> dict[str, Any]:
+        """Name, subset and where the data came from (a folder's name, not its place)."""
+        where = self.path if self.hub else Path(self.path).name
+        return {"name": self.name, "subset": self.subset, "data": str(where)}
+
+    # ------------------------------------------------------------------ inside
+    def _told(self) -> str:
+        first = ", ".join(f"{k}: {v}" for k, v in list(self.faults.items())[:3])
+        return f"{len(self.faults)} ({first}{', ...' if len(self.faults) > 3 else ''})"
+
+    def _half(self, row: Row) -> Split:
+        digest = hashlib.sha256(f"{self.name}/{self.group(row)}".encode()).digest()
+        return SPLITS[digest[0] % 2]
+
+    def _fill(self, split: Split, seed: int, n: int) -> None:
+        draw = self._draws.setdefault((split, seed), _Draw(self._ordered(split, seed)))
+        while len(draw.found) < n and not draw.done:
+            example = next(draw.source, None)
+            if example is None:
+                draw.done = True
+            else:
+                draw.found.append(example)
+
+    def _ordered(self, split: Split, seed: int) -> Iterator[Example]:
+        """Usable examples of a half in the order of a seed; a streamed data set is shuffled through a buffer."""
+        if isinstance(self.rows, Hub):
+            for position, row in self.rows.shuffled(seed):
+                example = self._usable(position, row, split)
+                if example is not None:
+                    yield example
+            return
+        if self._halves is None:
+            self._halves = {half: [] for half in SPLITS}
+            for position, row in self.rows:
+                try:
+                    if isinstance(row, Fault):
+                        raise row
+                    if not self.belongs(row):
+                        continue
+                    self._halves[self._half(row)].append(position)
+                except (Fault, KeyError, TypeError, ValueError) as error:
+                    self._fault(f"record at {position}", error)
+        mine = self._halves[split]
+        for i in shuffled(len(mine), seed):
+            position = mine[i]
+            example = self._usable(position, self.rows.get(position), None)
+            if example is not None:
+                yield example
+
+    def _fault(self, name: str, error: Exception) -> None:
+        lacks = isinstance(error, KeyError)
+        self.faults[name] = f"the record lacks {error}" if lacks else str(error).splitlines()[0]
+
+    def _usable(self, position: Any, row: Row | Fault, split: Split | None) -> Example | None:
+        name = f"record at {position}"
+        try:
+            if isinstance(row, Fault):
+                raise row
+            name = self.record_id(row)
+            if not self.belongs(row):
+                return None
+            if split is not None and self._half(row) != split:
+                return None
+            example = self.read(row)
+            _check_pictures(example)
+            return example
+        except (Fault, KeyError, IndexError, TypeError, ValueError, PictureError, RegionError) as error:
+            self._fault(name, error)
+            return None
+
+
+def _check_pictures(example: Example) -> None:
+    """Every picture decodes, and every box overlaps its own."""
+    sizes: list[tuple[int, int]] = []
+    turned: list[bool] = []
+    for picture in example.pictures:
+        image = load_picture(picture)
+        sizes.append(image.size)
+        turned.append(is_turned(picture))
+    for region in (*example.evidence, *example.distractors):
+        if isinstance(region, Page | PageRegion) and not 0 <= region.number < len(sizes):
+            raise Fault(f"evidence on picture {region.number} of {len(sizes)}")
+        shape = region.region if isinstance(region, PageRegion) else region
+        number = region.number if isinstance(region, PageRegion) else 0
+        if not isinstance(shape, Box) or not sizes:
+            continue
+        if turned[number] and example.meta.get("size") not in (sizes[number], None):
+            raise Fault("the file says that its picture is turned (EXIF), and the boxes are for the turned one")
+        if turned[number] and example.meta.get("size") is None:
+            raise Fault("the file says that its picture is turned (EXIF), and the record not which way its boxes are")
+        shape.clip(*sizes[number])
+
+
+def is_turned(picture: Any) -> bool:
+    """Whether a picture file asks viewers to turn it (EXIF orientation)."""
+    if isinstance(picture, str | Path):
+        with Image.open(picture) as opened:
+            return opened.getexif().get(0x0112, 1) != 1
+    if isinstance(picture, bytes):
+        with Image.open(io.BytesIO(picture)) as opened:
+            return opened.getexif().get(0x0112, 1) != 1
+    return isinstance(picture, Image.Image) and picture.getexif().get(0x0112, 1) != 1
+
+
+def box_inside(box: Box, width: float, height: float, *, slack: float = 1.0) -> Box:
+    """A box of a record, in its own units; a Fault if it leaves a picture of this size by more than `slack` units."""
+    if box.x0 < -slack or box.y0 < -slack or box.x1 > width + slack or box.y1 > height + slack:
+        raise Fault(f"the box {box.corners} leaves its picture of {width:g} x {height:g}")
+    return box
+
+
+def encoded(value: Any, folder: Any = None) -> Any:
+    """A picture cell of a parquet or hub row: the encoded bytes, or the file that it names inside `folder`."""
+    if isinstance(value, dict):
+        if value.get("bytes"):
+            return value["bytes"]
+        value = value.get("path")
+    if isinstance(value, bytes | bytearray) and value:
+        return bytes(value)
+    if isinstance(value, str) and folder is not None:
+        return folder.inside(value)
+    raise Fault("the record has no picture")
