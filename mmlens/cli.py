@@ -21,6 +21,10 @@ app = typer.Typer(
 
 Model = Annotated[str, typer.Argument(help="Embedded name (toy-qwen3-vl), local folder, or hub id.")]
 TaskName = Annotated[str, typer.Argument(help="Task name; `mmlens tasks` lists them.")]
+Data = Annotated[str | None, typer.Option("--data", help="Folder of a data set, or hub:owner/name.")]
+Options = Annotated[
+    list[str] | None, typer.Option("--option", "-o", help="Of the task: name=value, such as n_objects=4 or subset=val.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for other programs.")]
 N = Annotated[int | None, typer.Option("--n", help="Examples; default the task's own number.")]
 Seed = Annotated[int, typer.Option(help="Draws the examples.")]
@@ -34,6 +38,21 @@ def _load(model: str, device: str | None) -> Any:
 
     logging.disable_progress_bar()
     return HookedVLM.from_pretrained(model, device=device)
+
+
+def _task(name: str, data: str | None, options: list[str] | None) -> Any:
+    from mmlens.tasks import load_task
+
+    chosen: dict[str, Any] = {}
+    for text in options or []:
+        key, sign, value = text.partition("=")
+        if not sign:
+            raise OptionError(f"--option {text}", expected="name=value", fix="--option n_objects=4")
+        try:
+            chosen[key] = json.loads(value)
+        except ValueError:
+            chosen[key] = value
+    return load_task(name, data, **chosen)
 
 
 def _print_json(data: Any) -> None:
@@ -55,6 +74,8 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for index.html and results.json.")] = Path("demo"),
     model: Annotated[str, typer.Option(help="Embedded name, local folder, or hub id.")] = "toy-qwen3-vl",
     task: Annotated[str, typer.Option(help="Task name.")] = "scenes/image",
+    data: Data = None,
+    option: Options = None,
     seed: Seed = 0,
     device: Device = None,
     as_json: Json = False,
@@ -63,16 +84,16 @@ def demo(
     from rich.console import Console
 
     from mmlens.studies.core_heads import Protocol, core_heads, tell
-    from mmlens.tasks import load_task
     from mmlens.viz.page import write_page
 
     console = Console(stderr=True, quiet=as_json)
     with console.status("loading") as status:
-        source = load_task(task)
+        source = _task(task, data, option)
         vlm = _load(model, device)
         result = core_heads(vlm, source, protocol=Protocol(seed=seed), progress=lambda text: status.update(text))
         status.update("writing the page")
-        command = f"mmlens demo --model {model} --task {task} --seed {seed}"
+        more = "".join(f" -o {text}" for text in option or []) + ("" if data is None else f" --data {data}")
+        command = f"mmlens demo --model {model} --task {task}{more} --seed {seed}"
         page = write_page(result, tell(vlm, source, result), out / "index.html", command=command)
     body = result.results()
     (out / "results.json").write_text(json.dumps(body, indent=1, sort_keys=True))
@@ -201,54 +222,54 @@ def _ranges(positions: tuple[int, ...]) -> str:
     return " ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
-tasks_app = typer.Typer(help="What can be asked: tasks drawn here, and readers of data sets.", no_args_is_help=False)
-app.add_typer(tasks_app, name="tasks")
-
-
-@tasks_app.callback(invoke_without_command=True)
-def tasks(context: typer.Context, as_json: Json = False) -> None:
-    """List the tasks."""
-    if context.invoked_subcommand is not None:
-        return
-    from mmlens.tasks import DATA_SETS, TASKS, task_class
-
-    found = {
-        "drawn here": sorted(TASKS),
-        "data sets": {
-            name: {"subsets": list(task_class(name).subsets), "layout": task_class(name).layout} for name in DATA_SETS
-        },
-    }
-    if as_json:
-        _print_json(found)
-        return
-    rows = [[name, "drawn here", ""] for name in found["drawn here"]]
-    rows += [[name, ", ".join(task_class(name).subsets), task_class(name).layout] for name in DATA_SETS]
-    _table("tasks", ["name", "subsets", "files"], rows)
-
-
-@tasks_app.command("check")
-def tasks_check(
-    name: Annotated[str, typer.Argument(help="Reader; `mmlens tasks` lists them.")],
-    path: Annotated[str, typer.Argument(help="The data set's folder or file, or hub:owner/name.")],
-    subset: Annotated[str | None, typer.Option(help="The authors' own split.")] = None,
-    show: Annotated[int, typer.Option(help="Faulty records to list.")] = 20,
+@app.command()
+def tasks(
+    action: Annotated[str | None, typer.Argument(help="Nothing to list them; `check` to read a data set.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Of check: the reader's name.")] = None,
+    path: Annotated[
+        str | None, typer.Argument(help="Of check: the data set's folder or file, or hub:owner/name.")
+    ] = None,
+    option: Options = None,
+    show: Annotated[int, typer.Option(help="Of check: faulty records to list.")] = 20,
     as_json: Json = False,
 ) -> None:
-    """Read every record, pictures too, and name the faulty ones; exit code 1 if none is usable."""
-    from mmlens.tasks import load_task
+    """List the tasks; or `tasks check NAME PATH`: read every record, and exit with 1 if none is usable."""
+    if action is None:
+        _list_tasks(as_json)
+        return
+    if action != "check" or name is None or path is None:
+        raise OptionError(
+            " ".join(filter(None, ("mmlens tasks", action, name, path))),
+            expected="`mmlens tasks`, or `mmlens tasks check NAME PATH`",
+            fix="mmlens tasks check refcocog data/refcocog",
+        )
+    from mmlens.tasks import task_class
 
-    task: Any = load_task(name, path, **({} if subset is None else {"subset": subset}))
+    task_class(name)
+    task = _task(name, path, option)
     found = task.check()
     if as_json:
         _print_json({"task": name, "subset": task.subset, "n_usable": found.n_usable, "faults": found.faults})
     else:
         rows = [[record, why] for record, why in list(found.faults.items())[:show]]
-        more = len(found.faults) - len(rows)
         _table(f"{found.n_usable} usable records, {len(found.faults)} faulty", ["record", "why"], rows)
-        if more:
-            print(f"and {more} more; --json lists all")
+        if len(found.faults) > len(rows):
+            print(f"and {len(found.faults) - len(rows)} more; --json lists all")
     if not found.n_usable:
         raise typer.Exit(1)
+
+
+def _list_tasks(as_json: bool) -> None:
+    from mmlens.tasks import DATA_SETS, TASKS, task_class
+
+    readers = {name: task_class(name) for name in DATA_SETS}
+    sets = {name: {"subsets": list(reader.subsets), "layout": reader.layout} for name, reader in readers.items()}
+    if as_json:
+        _print_json({"drawn here": sorted(TASKS), "data sets": sets})
+        return
+    rows = [[name, "drawn here", ""] for name in sorted(TASKS)]
+    rows += [[name, ", ".join(reader.subsets), reader.layout] for name, reader in readers.items()]
+    _table("tasks", ["name", "subsets", "files"], rows)
 
 
 @app.command()
@@ -283,6 +304,8 @@ def scan(
     query: Annotated[
         str, typer.Option(help="Token group that asks: question, subject, last, output, ...")
     ] = "question",
+    data: Data = None,
+    option: Options = None,
     n: N = None,
     seed: Seed = 0,
     split: Annotated[str, typer.Option(help="rank or judge.")] = "rank",
@@ -295,10 +318,8 @@ def scan(
     as_json: Json = False,
 ) -> None:
     """Score every head of a model over a task."""
-    from mmlens.tasks import load_task
-
     vlm = _load(model, device)
-    scores = vlm.scan(load_task(task), metric=metric, query=query, n=n, seed=seed, split=split, out=out)
+    scores = vlm.scan(_task(task, data, option), metric=metric, query=query, n=n, seed=seed, split=split, out=out)
     if plot is not None:
         scores.plot().save(plot)
     best = scores.to_pandas().dropna(subset=["rank"]).sort_values("rank").head(top)
@@ -362,6 +383,8 @@ def ablate(
     fraction: Annotated[float | None, typer.Option(help="With --scores: which share of all heads.")] = None,
     mode: Annotated[str, typer.Option(help="output_zero or visual_mask.")] = "output_zero",
     draws: Annotated[int, typer.Option(help="Layer-matched and random draws for comparison, with seeds 0, 1, ...")] = 5,
+    data: Data = None,
+    option: Options = None,
     n: N = None,
     seed: Seed = 0,
     device: Device = None,
@@ -369,7 +392,6 @@ def ablate(
 ) -> None:
     """Cut heads and count the answers again, beside matched controls."""
     from mmlens.scores import HeadScores, HeadSet
-    from mmlens.tasks import load_task
 
     if heads is not None and (k is not None or fraction is not None):
         raise OptionError(
@@ -383,7 +405,7 @@ def ablate(
             expected="exactly one of them",
             fix="name heads, or a scan's folder",
         )
-    vlm, source = _load(model, device), load_task(task)
+    vlm, source = _load(model, device), _task(task, data, option)
     if heads is not None:
         chosen = HeadSet.of(_parse_heads(heads), n_layers=vlm.n_layers, n_heads=vlm.n_heads)
     elif scores is not None:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from mmlens import cli
@@ -19,7 +20,16 @@ def _run(monkeypatch, capsys, *argv):
 
 
 @pytest.mark.parametrize(
-    "argv", [["--help"], ["demo", "--help"], ["scan", "--help"], ["ablate", "--help"], ["hooks", "--help"]]
+    "argv",
+    [
+        ["--help"],
+        ["demo", "--help"],
+        ["scan", "--help"],
+        ["ablate", "--help"],
+        ["hooks", "--help"],
+        ["locate", "--help"],
+        ["tasks", "--help"],
+    ],
 )
 def test_help_imports_nothing_heavy(argv):
     code = (
@@ -109,6 +119,105 @@ def test_demo_writes_the_page_and_the_results(monkeypatch, capsys, tmp_path):
     assert "page:" in out and "layer_matched" in out
 
 
+@pytest.fixture
+def photo(tmp_path):
+    from PIL import Image
+
+    path = tmp_path / "photo.png"
+    Image.new("RGB", (128, 96), (200, 30, 30)).save(path)
+    return str(path)
+
+
+def test_locate(monkeypatch, capsys, tmp_path, photo):
+    drawing = tmp_path / "tokens.png"
+    argv = ["locate", "toy-qwen3-vl", photo, "--box", "16,16,48,32"]
+    _, out, _ = _run(monkeypatch, capsys, *argv, "--out", str(drawing), "--json")
+    found = json.loads(out)
+    assert found["image_tokens"] == 48 and found["size"] == [128, 96] and found["coverage"] == [1.0, 1.0]
+    first = found["positions"][0]
+    assert found["positions"] == [first, first + 1] and found["by_view"] == {"whole": found["positions"]}
+    assert drawing.read_bytes().startswith(b"\x89PNG")
+    code, out, _ = _run(monkeypatch, capsys, *argv)
+    assert code in (0, None) and f"{first}-{first + 1}" in out and "2 of 48" in out
+    two = ["--box", "0,0,16,16"]
+    assert len(json.loads(_run(monkeypatch, capsys, *argv, *two, "--json")[1])["positions"]) == 3
+    points = [
+        "locate",
+        "toy-qwen3-vl",
+        photo,
+        "--box",
+        "102,132,306,264",
+        "--units",
+        "points",
+        "--page-size",
+        "816,792",
+    ]
+    assert json.loads(_run(monkeypatch, capsys, *points, "--json")[1])["positions"] == found["positions"]
+    asked = json.loads(_run(monkeypatch, capsys, *argv, "--question", "what is the color ?", "--json")[1])
+    assert asked["positions"] == found["positions"]
+    half = [*argv[:-1], "16,16,40,32", "--coverage", "0.6", "--json"]
+    assert json.loads(_run(monkeypatch, capsys, *half)[1])["positions"] == [first]
+
+
+def test_locate_reads_no_weights(monkeypatch, capsys, photo):
+    from transformers import PreTrainedModel
+
+    monkeypatch.setattr(PreTrainedModel, "from_pretrained", lambda *a, **k: pytest.fail("weights were read"))
+    assert _run(monkeypatch, capsys, "locate", "toy-qwen3-vl", photo, "--box", "0,0,9,9")[0] in (0, None)
+
+
+def test_locate_in_a_video(monkeypatch, capsys, tmp_path):
+    av = pytest.importorskip("av")
+    path = tmp_path / "clip.mp4"
+    with av.open(str(path), "w") as file:
+        stream = file.add_stream("libx264", rate=4)
+        stream.width, stream.height, stream.pix_fmt = 64, 64, "yuv420p"
+        for i in range(16):
+            frame = av.VideoFrame.from_ndarray(np.full((64, 64, 3), 10 * i, np.uint8), format="rgb24")
+            file.mux(stream.encode(frame))
+        file.mux(stream.encode())
+    argv = ["locate", "toy-qwen3-vl", str(path), "--box", "0,0,16,16", "--fps", "2", "--json"]
+    every = json.loads(_run(monkeypatch, capsys, *argv)[1])
+    some = json.loads(_run(monkeypatch, capsys, *argv, "--seconds", "1,2")[1])
+    assert set(every["by_view"]) == {"frame:0", "frame:2", "frame:4", "frame:6"}
+    assert set(some["by_view"]) == {"frame:2", "frame:4"}
+    none = json.loads(_run(monkeypatch, capsys, *argv, "--seconds", "1.6,1.9")[1])
+    assert none["positions"] == [] and "between the frames" in none["reason"]
+
+
+def test_tasks(monkeypatch, capsys):
+    found = json.loads(_run(monkeypatch, capsys, "tasks", "--json")[1])
+    assert {"scenes/video", "scenes/document:digits"} <= set(found["drawn here"])
+    assert {"refcocog", "vidstg", "mmdocir", "pope", "jsonl"} <= set(found["data sets"])
+    assert all(facts["layout"] and facts["subsets"] for facts in found["data sets"].values())
+    assert "refcocog" in _run(monkeypatch, capsys, "tasks")[1]
+
+
+def test_tasks_check_counts_faults_and_fails_on_nothing_usable(monkeypatch, capsys, tmp_path, photo):
+    good = {
+        "id": "a",
+        "question": "what?",
+        "answer": "red",
+        "images": ["photo.png"],
+        "evidence": [{"box": [0, 0, 9, 9]}],
+    }
+    bad = good | {"id": "b", "images": ["nowhere.png"]}
+    (tmp_path / "examples.jsonl").write_text(json.dumps(good) + "\n" + json.dumps(bad) + "\n{cut")
+    code, out, _ = _run(monkeypatch, capsys, "tasks", "check", "jsonl", str(tmp_path), "--json")
+    found = json.loads(out)
+    assert code in (0, None) and found["n_usable"] == 1 and len(found["faults"]) == 2
+    assert "missing" in found["faults"]["b"]
+    (tmp_path / "examples.jsonl").write_text(json.dumps(bad) + "\n")
+    code, out, _ = _run(monkeypatch, capsys, "tasks", "check", "jsonl", str(tmp_path))
+    assert code == 1 and "0 usable" in out and "nowhere.png" in out
+
+
+def test_options_of_a_task_reach_it(monkeypatch, capsys):
+    argv = ["scan", "toy-qwen3-vl", "scenes/multi", "-o", "n_images=2", "-o", "needles=1", "--n", "2", "--json"]
+    found = json.loads(_run(monkeypatch, capsys, *argv)[1])
+    assert found["provenance"]["task"]["n_images"] == 2
+
+
 @pytest.mark.parametrize(
     ("argv", "error"),
     [
@@ -123,6 +232,18 @@ def test_demo_writes_the_page_and_the_results(monkeypatch, capsys, tmp_path):
         (["ablate", "toy-qwen3-vl", "--heads", "0.0", "--k", "3"], "OptionError"),
         (["ablate", "toy-qwen3-vl", "--scores", "/nowhere"], "RunFolderError"),
         (["demo", "--model", "nobody/nothing"], "ModelNotFoundError"),
+        (["locate", "toy-qwen3-vl", "/nowhere.png", "--box", "0,0,9,9"], "PictureError"),
+        (["locate", "toy-qwen3-vl", "/nowhere.mp4", "--box", "0,0,9,9"], "VideoError"),
+        (["locate", "toy-qwen3-vl", "/nowhere.png", "--box", "0,0,9"], "OptionError"),
+        (["locate", "toy-qwen3-vl", "/nowhere.png", "--box", "9,0,9,9"], "RegionError"),
+        (["locate", "toy-qwen3-vl", "/nowhere.png", "--box", "0,0,9,9", "--seconds", "1,2"], "OptionError"),
+        (["tasks", "check", "pop", "/nowhere"], "UnknownTaskError"),
+        (["tasks", "check", "pope", "/nowhere"], "DataError"),
+        (["tasks", "check", "scenes/image", "/nowhere"], "UnknownTaskError"),
+        (["tasks", "check", "pope"], "OptionError"),
+        (["tasks", "chekc", "pope", "/nowhere"], "OptionError"),
+        (["scan", "toy-qwen3-vl", "pope"], "OptionError"),
+        (["scan", "toy-qwen3-vl", "-o", "n_objects"], "OptionError"),
     ],
 )
 def test_mistakes_become_messages_and_exit_code_two(monkeypatch, capsys, argv, error):
@@ -130,6 +251,12 @@ def test_mistakes_become_messages_and_exit_code_two(monkeypatch, capsys, argv, e
     assert code == 2 and json.loads(out)["error"] == error and "Traceback" not in err
     code, out, err = _run(monkeypatch, capsys, *argv)
     assert code == 2 and error in err and "Do:" in err and f"docs/errors/{error}.md" in err and "Traceback" not in err
+
+
+def test_unknown_units_are_named(as_users, monkeypatch, capsys):
+    argv = ["locate", "toy-qwen3-vl", "/nowhere.png", "--box", "0,0,9,9", "--units", "feet"]
+    code, _, err = _run(monkeypatch, capsys, *argv)
+    assert code == 2 and "thousandths" in err
 
 
 def test_an_interrupted_command_says_how_to_go_on(monkeypatch, capsys):

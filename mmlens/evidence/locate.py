@@ -73,9 +73,9 @@ def find(
         mine = dict(zip(view.ordinals[taken].tolist(), share[taken].tolist()))
         if mine:
             by_view[view.name] = mine
-            shares |= mine
+            shares = {**shares, **mine} if shares else mine
     reason = None if shares else _reason(shown, regions, sampling, coverage, any(a is not None for a in areas.values()))
-    return Found(dict(sorted(shares.items())), by_view, reason)
+    return Found(dict(sorted(shares.items())) if len(by_view) > 1 else shares, by_view, reason)
 
 
 def _shape(region: Region) -> Shape:

@@ -96,7 +96,7 @@ def _columns(prompt: Prompt, item: Item, ordinals: Mapping[int, float], reason: 
     """Ordinals of one item as a set over the whole batch."""
     empty: list[tuple] = [()] * len(prompt)
     positions, shares = list(empty), list(empty)
-    positions[item.example] = tuple(item.columns[o] for o in ordinals)
+    positions[item.example] = tuple(map(item.columns.__getitem__, ordinals))
     shares[item.example] = tuple(ordinals.values())
     return TokenSet(tuple(positions), tuple(shares), reason)
 
@@ -118,7 +118,8 @@ def locate(prompt: Prompt, region: Any, *, image: int | None, example: int, cove
         prompt, regions, image=one_picture(regions, image), example=example, coverage=coverage, views=views
     )
     whole = _columns(prompt, item, found.shares, found.reason)
-    by_view = {name: _columns(prompt, item, mine) for name, mine in found.by_view.items()}
+    several = len(found.by_view) > 1
+    by_view = {name: _columns(prompt, item, mine) if several else whole for name, mine in found.by_view.items()}
     return TokenSet(whole.per_example, whole.shares, whole.reason, by_view)
 
 
