@@ -51,7 +51,7 @@ def layout(
     GeometryError
         For a processor of no known family, or a size that it refuses.
     """
-    from mmlens.families import find_geometry
+    from mmlens.families import Source, find_geometry
 
     geometry = find_geometry(processor)
     for size in sizes:
@@ -59,13 +59,14 @@ def layout(
             raise OptionError(f"size {size!r}", expected="(width, height) in whole pixels", fix="sizes=[(640, 480)]")
     if frames is None:
         alone = len(sizes) == 1
-        return tuple(geometry.views(processor, (w, h), alone=alone, options=images_kwargs) for w, h in sizes)
+        options = dict(images_kwargs or {})
+        return tuple(geometry.views(processor, Source((w, h), alone=alone, options=options)) for w, h in sizes)
     counts = [frames] * len(sizes) if isinstance(frames, int) else list(frames)
     if len(counts) != len(sizes) or not all(isinstance(n, int) and n > 0 for n in counts):
         raise OptionError(f"frames={frames!r}", expected="frames of each video, above 0", fix="frames=8")
     if not geometry.has_video:
         raise GeometryError(f"videos for {geometry.name}", expected="pictures", fix="leave frames= out")
-    return tuple(geometry.views(processor, (w, h), kind="video", n_frames=n) for (w, h), n in zip(sizes, counts))
+    return tuple(geometry.views(processor, Source((w, h), "video", n)) for (w, h), n in zip(sizes, counts))
 
 
 def locate(

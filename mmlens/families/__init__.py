@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mmlens.errors import GeometryError, OptionError, UnknownFamilyError
-from mmlens.families.base import Family, Geometry
+from mmlens.families.base import Family, Geometry, Source
 from mmlens.families.discover import missing_paths, survey
 from mmlens.families.gemma3 import GEMMA3
 from mmlens.families.internvl import INTERNVL
@@ -25,6 +25,8 @@ FAMILIES: tuple[Family, ...] = (
     GEMMA3,
     *IDEFICS_FAMILIES,
 )
+
+__all__ = ["FAMILIES", "GEOMETRIES", "Family", "Geometry", "Source", "find_family", "find_geometry"]
 
 GEOMETRIES: tuple[Geometry, ...] = (*FAMILIES, PALIGEMMA)
 

@@ -255,6 +255,32 @@ def runs(columns: Sequence[int]) -> list[tuple[int, ...]]:
     return [tuple(run) for run in found]
 
 
+@dataclass(frozen=True)
+class Source:
+    """A picture or video to be shown to a model.
+
+    Attributes
+    ----------
+    size
+        (width, height) in pixels.
+    kind, n_frames
+        "image", or "video" and the frames that the model is given.
+    alone
+        Whether it is the only picture of its question.
+    grid
+        What the processor returned of its own choice, where it does; else the choice is worked out again.
+    options
+        `images_kwargs` of the processor's call.
+    """
+
+    size: Size
+    kind: Kind = "image"
+    n_frames: int = 0
+    alone: bool = True
+    grid: tuple[int, ...] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
 class Geometry(ABC):
     """What a family's processor makes of a picture; knows no model.
 
@@ -271,31 +297,8 @@ class Geometry(ABC):
     has_video: bool = False
 
     @abstractmethod
-    def views(
-        self,
-        processor: Any,
-        size: Size,
-        *,
-        kind: Kind = "image",
-        n_frames: int = 0,
-        alone: bool = True,
-        grid: tuple[int, ...] | None = None,
-        config: Any = None,
-        options: Mapping[str, Any] | None = None,
-    ) -> PictureViews:
-        """The looks at a picture of this size, or at a video of so many frames.
-
-        Parameters
-        ----------
-        alone
-            Whether it is the only picture of its question.
-        grid
-            What the processor returned of its own choice, where it does; else the choice is worked out again.
-        config
-            The model's config, where there is a model.
-        options
-            `images_kwargs` of the processor's call.
-        """
+    def views(self, processor: Any, source: Source, config: Any = None) -> PictureViews:
+        """The looks at a picture, or at a video; `config` is the model's, where there is a model."""
 
 
 def number(source: Any, name: str, *keys: str, options: Mapping[str, Any] | None = None) -> Any:

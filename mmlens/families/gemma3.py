@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mmlens.evidence.views import Kind, PictureViews, Size, pan_and_scan, scanned_views
+from mmlens.evidence.views import Kind, PictureViews, pan_and_scan, scanned_views
 from mmlens.families.base import (
     CLIP_BLOCKS,
     LLAMA_BLOCKS,
@@ -15,6 +15,7 @@ from mmlens.families.base import (
     Item,
     Layout,
     Segments,
+    Source,
     number,
     picture_columns,
     root,
@@ -69,30 +70,19 @@ class Gemma3(Family):
     def _looks(self, config: Any, item: Item) -> int:
         return len(item.columns) // config.mm_tokens_per_image
 
-    def views(
-        self,
-        processor: Any,
-        size: Size,
-        *,
-        kind: Kind = "image",
-        n_frames: int = 0,
-        alone: bool = True,
-        grid: tuple[int, ...] | None = None,
-        config: Any = None,
-        options: Mapping[str, Any] | None = None,
-    ) -> PictureViews:
-        side = number(processor.image_processor, "size", "height", options=options)
+    def views(self, processor: Any, source: Source, config: Any = None) -> PictureViews:
+        side = number(processor.image_processor, "size", "height", options=source.options)
         cells = root(number(processor, "image_seq_length"))
-        scan = _SCAN | {k: v for k, v in (options or {}).items() if k in _SCAN}
+        scan = _SCAN | {k: v for k, v in source.options.items() if k in _SCAN}
         crops: tuple[tuple[int, int, int, int], ...] = ()
         if scan["do_pan_and_scan"]:
             crops = pan_and_scan(
-                size,
+                source.size,
                 least=scan["pan_and_scan_min_crop_size"],
                 most=scan["pan_and_scan_max_num_crops"],
                 ratio=scan["pan_and_scan_min_ratio_to_activate"],
             )
-        return scanned_views(size, crops, side=side, cells=cells)
+        return scanned_views(source.size, crops, side=side, cells=cells)
 
     def layout(
         self, config: Any, inputs: Mapping[str, Any], processor: Any, items: Sequence[Item], index: int

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mmlens.evidence.views import Kind, PictureViews, Size, framed_clip, tile_grid, tiled_views
+from mmlens.evidence.views import Kind, PictureViews, framed_clip, tile_grid, tiled_views
 from mmlens.families.base import (
     CLIP_BLOCKS,
     Family,
     Item,
     Layout,
     Segments,
+    Source,
     last_feature_block,
     number,
     picture_columns,
@@ -72,30 +73,19 @@ class InternVL(Family):
     def _tiles(self, config: Any, item: Item) -> int:
         return len(item.columns) // self._sides(config)[1] ** 2
 
-    def views(
-        self,
-        processor: Any,
-        size: Size,
-        *,
-        kind: Kind = "image",
-        n_frames: int = 0,
-        alone: bool = True,
-        grid: tuple[int, ...] | None = None,
-        config: Any = None,
-        options: Mapping[str, Any] | None = None,
-    ) -> PictureViews:
+    def views(self, processor: Any, source: Source, config: Any = None) -> PictureViews:
         q = root(number(processor, "image_seq_length"))
-        if kind == "video":
+        if source.kind == "video":
             tile = number(processor.video_processor, "size", "height")
-            return framed_clip(size, tile=tile, side=q, cell=tile / q, n_frames=n_frames)
+            return framed_clip(source.size, tile=tile, side=q, cell=tile / q, n_frames=source.n_frames)
         pixels = processor.image_processor
-        tile = number(pixels, "size", "height", options=options)
+        tile = number(pixels, "size", "height", options=source.options)
         cols, rows = 1, 1
-        if (options or {}).get("crop_to_patches", True):  # the processor's default, whatever its picture processor says
-            least, most = (number(pixels, name, options=options) for name in ("min_patches", "max_patches"))
-            cols, rows = tile_grid(size, tile=(tile, tile), least=least, most=most)
+        if source.options.get("crop_to_patches", True):  # the processor's default, whatever its picture processor says
+            least, most = (number(pixels, name, options=source.options) for name in ("min_patches", "max_patches"))
+            cols, rows = tile_grid(source.size, tile=(tile, tile), least=least, most=most)
         shape = None if cols * rows == 1 else (cols, rows)
-        return tiled_views(size, shape, tile=tile, side=q, cell=tile / q)
+        return tiled_views(source.size, shape, tile=tile, side=q, cell=tile / q)
 
     def layout(
         self, config: Any, inputs: Mapping[str, Any], processor: Any, items: Sequence[Item], index: int
@@ -103,7 +93,7 @@ class InternVL(Family):
         item, (side, q) = items[index], self._sides(config)
         tiles, shape = self._tiles(config, item), None
         if item.size is not None and processor is not None and item.kind == "image" and tiles > 1:
-            mosaic = self.views(processor, item.size).views[0]
+            mosaic = self.views(processor, Source(item.size)).views[0]
             if mosaic.rows * mosaic.cols == (tiles - 1) * q * q:
                 shape = mosaic.rows // q, mosaic.cols // q
         start = sum(self._tiles(config, i) for i in items[:index])

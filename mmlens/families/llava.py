@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mmlens.evidence.views import Kind, PictureViews, Size, cropped_views, padded_views
+from mmlens.evidence.views import Kind, PictureViews, cropped_views, padded_views
 from mmlens.families.base import (
     CLIP_BLOCKS,
     Family,
@@ -13,6 +13,7 @@ from mmlens.families.base import (
     Item,
     Layout,
     Segments,
+    Source,
     last_feature_block,
     number,
     square,
@@ -80,25 +81,14 @@ class Llava(LlavaBase):
             return {}
         return {"image": [self.tower_rows(config) - self.dropped(config)] * len(inputs["pixel_values"])}
 
-    def views(
-        self,
-        processor: Any,
-        size: Size,
-        *,
-        kind: Kind = "image",
-        n_frames: int = 0,
-        alone: bool = True,
-        grid: tuple[int, ...] | None = None,
-        config: Any = None,
-        options: Mapping[str, Any] | None = None,
-    ) -> PictureViews:
+    def views(self, processor: Any, source: Source, config: Any = None) -> PictureViews:
         pixels = processor.image_processor
         cell, extra = number(processor, "patch_size"), self.extra(processor)
-        crop = number(pixels, "crop_size", "height", options=options)
-        if (options or {}).get("do_pad", getattr(pixels, "do_pad", False)):
-            return padded_views(size, side=crop, cells=crop // cell, cell=cell, extra=extra)
-        edge = number(pixels, "size", "shortest_edge", options=options)
-        return cropped_views(size, edge=edge, crop=crop, cell=cell, extra=extra)
+        crop = number(pixels, "crop_size", "height", options=source.options)
+        if source.options.get("do_pad", getattr(pixels, "do_pad", False)):
+            return padded_views(source.size, side=crop, cells=crop // cell, cell=cell, extra=extra)
+        edge = number(pixels, "size", "shortest_edge", options=source.options)
+        return cropped_views(source.size, edge=edge, crop=crop, cell=cell, extra=extra)
 
     def layout(
         self, config: Any, inputs: Mapping[str, Any], processor: Any, items: Sequence[Item], index: int

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from mmlens.evidence.views import Canvas, Kind, PictureViews, Size, anyres_views, canvas_of, shrunk
-from mmlens.families.base import Grid, Item, Layout, Raster, Segments, mosaic, number, tile_segments
+from mmlens.evidence.views import Canvas, Kind, PictureViews, anyres_views, canvas_of, shrunk
+from mmlens.families.base import Grid, Item, Layout, Raster, Segments, Source, mosaic, number, tile_segments
 from mmlens.families.llava import LlavaBase
 
 
@@ -40,23 +40,12 @@ class AnyRes(LlavaBase):
         """(rows, cols) of the mosaic's tokens."""
         return shrunk(canvas, side=self.side(config), most=self.most_tiles(config))
 
-    def views(
-        self,
-        processor: Any,
-        size: Size,
-        *,
-        kind: Kind = "image",
-        n_frames: int = 0,
-        alone: bool = True,
-        grid: tuple[int, ...] | None = None,
-        config: Any = None,
-        options: Mapping[str, Any] | None = None,
-    ) -> PictureViews:
+    def views(self, processor: Any, source: Source, config: Any = None) -> PictureViews:
         pixels = processor.image_processor
-        tile, cell = number(pixels, "crop_size", "height", options=options), number(processor, "patch_size")
+        tile, cell = number(pixels, "crop_size", "height", options=source.options), number(processor, "patch_size")
         return anyres_views(
-            size,
-            pinpoints=pairs(number(pixels, "image_grid_pinpoints", options=options)),
+            source.size,
+            pinpoints=pairs(number(pixels, "image_grid_pinpoints", options=source.options)),
             tile=tile,
             side=tile // cell,
             cell=cell,

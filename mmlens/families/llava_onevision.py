@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mmlens.evidence.views import Kind, PictureViews, Size, anyres_views, padded_views, pooled_clip
-from mmlens.families.base import Grid, Item, Layout, Segments, number, root, square, tile_segments
+from mmlens.evidence.views import Kind, PictureViews, anyres_views, padded_views, pooled_clip
+from mmlens.families.base import Grid, Item, Layout, Segments, Source, number, root, square, tile_segments
 from mmlens.families.llava_next import AnyRes, pairs
 
 
@@ -32,31 +32,20 @@ class LlavaOnevision(AnyRes):
             picture -= n
         return True
 
-    def views(
-        self,
-        processor: Any,
-        size: Size,
-        *,
-        kind: Kind = "image",
-        n_frames: int = 0,
-        alone: bool = True,
-        grid: tuple[int, ...] | None = None,
-        config: Any = None,
-        options: Mapping[str, Any] | None = None,
-    ) -> PictureViews:
-        pixels = processor.image_processor if kind == "image" else processor.video_processor
-        tile = number(pixels, "size", "height", options=options if kind == "image" else None)
+    def views(self, processor: Any, source: Source, config: Any = None) -> PictureViews:
+        pixels = processor.image_processor if source.kind == "image" else processor.video_processor
+        tile = number(pixels, "size", "height", options=source.options)
         side = root(number(processor, "num_image_tokens"))
         # the processor does not know its model's patches; only one size of them fits so many in a side
         cell = tile // side if config is None else config.vision_config.patch_size
-        if kind == "video":
+        if source.kind == "video":
             tokens = math.ceil(side / 2)
-            return pooled_clip(size, side=tile, cells=side, tokens=tokens, cell=cell, n_frames=n_frames)
-        if not alone:
-            return padded_views(size, side=tile, cells=side, cell=cell, newline=True)
-        pinpoints = pairs(number(pixels, "image_grid_pinpoints", options=options))
+            return pooled_clip(source.size, side=tile, cells=side, tokens=tokens, cell=cell, n_frames=source.n_frames)
+        if not source.alone:
+            return padded_views(source.size, side=tile, cells=side, cell=cell, newline=True)
+        pinpoints = pairs(number(pixels, "image_grid_pinpoints", options=source.options))
         most = self.most_tiles(processor)
-        return anyres_views(size, pinpoints=pinpoints, tile=tile, side=side, cell=cell, most=most)
+        return anyres_views(source.size, pinpoints=pinpoints, tile=tile, side=side, cell=cell, most=most)
 
     def given(
         self, config: Any, inputs: Mapping[str, Any], processor: Any, items: Sequence[Item], index: int

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from mmlens.evidence.views import Kind, PictureViews, Size, square_views
-from mmlens.families.base import Geometry, number, root
+from mmlens.evidence.views import PictureViews, square_views
+from mmlens.families.base import Geometry, Source, number, root
 
 
 class PaliGemma(Geometry):
@@ -15,21 +14,10 @@ class PaliGemma(Geometry):
     name = "paligemma"
     processors = ("PaliGemmaProcessor",)
 
-    def views(
-        self,
-        processor: Any,
-        size: Size,
-        *,
-        kind: Kind = "image",
-        n_frames: int = 0,
-        alone: bool = True,
-        grid: tuple[int, ...] | None = None,
-        config: Any = None,
-        options: Mapping[str, Any] | None = None,
-    ) -> PictureViews:
-        side = number(processor.image_processor, "size", "height", options=options)
+    def views(self, processor: Any, source: Source, config: Any = None) -> PictureViews:
+        side = number(processor.image_processor, "size", "height", options=source.options)
         cells = root(number(processor, "image_seq_length"))
-        return square_views(size, side=side, cells=cells, cell=side / cells)
+        return square_views(source.size, side=side, cells=cells, cell=side / cells)
 
 
 PALIGEMMA = PaliGemma()

@@ -8,7 +8,7 @@ from typing import Any
 
 from mmlens.errors import GeometryError
 from mmlens.evidence.views import Kind, PictureViews, Size, qwen_cells, qwen_clip, qwen_views
-from mmlens.families.base import Family, Grid, Item, Layout, Raster, Segments, Shape, Stack, grid_rows, number
+from mmlens.families.base import Family, Grid, Item, Layout, Raster, Segments, Shape, Source, Stack, grid_rows, number
 
 _KEYS: dict[Kind, str] = {"image": "image_grid_thw", "video": "video_grid_thw"}
 
@@ -50,34 +50,22 @@ class QwenVL(Family):
         mine = sum(item.kind == kind for item in items[:index])
         return *grids[mine], sum(t * h * w for t, h, w in grids[:mine])
 
-    def views(
-        self,
-        processor: Any,
-        size: Size,
-        *,
-        kind: Kind = "image",
-        n_frames: int = 0,
-        alone: bool = True,
-        grid: tuple[int, ...] | None = None,
-        config: Any = None,
-        options: Mapping[str, Any] | None = None,
-    ) -> PictureViews:
-        part = processor.image_processor if kind == "image" else processor.video_processor
-        merge = number(part, "merge_size", options=options)
-        factor = number(part, "patch_size", options=options) * merge
-        if grid is None:
-            cells = self._cells(part, size, factor=factor, n_frames=n_frames, options=options)
-        else:
-            cells = grid[2] // merge, grid[1] // merge
-        if kind == "image":
-            return qwen_views(size, cells, cell=factor)
+    def views(self, processor: Any, source: Source, config: Any = None) -> PictureViews:
+        part = processor.image_processor if source.kind == "image" else processor.video_processor
+        merge = number(part, "merge_size", options=source.options)
+        factor = number(part, "patch_size", options=source.options) * merge
+        grid = source.grid
+        cells = self._cells(part, source, factor) if grid is None else (grid[2] // merge, grid[1] // merge)
+        if source.kind == "image":
+            return qwen_views(source.size, cells, cell=factor)
         per_group = number(part, "temporal_patch_size")
-        return qwen_clip(size, cells, cell=factor, n_frames=n_frames, per_group=per_group)
+        return qwen_clip(source.size, cells, cell=factor, n_frames=source.n_frames, per_group=per_group)
 
-    def _cells(self, part: Any, size: Size, *, factor: int, n_frames: int, options: Mapping[str, Any] | None) -> Size:
+    def _cells(self, part: Any, source: Source, factor: int) -> Size:
         """(cols, rows) that the processor will choose."""
+        options, n_frames = source.options, source.n_frames
         least, most = (number(part, "size", key, options=options) for key in ("shortest_edge", "longest_edge"))
-        least, most = ((options or {}).get(k, v) for k, v in (("min_pixels", least), ("max_pixels", most)))
+        least, most = (options.get(k, v) for k, v in (("min_pixels", least), ("max_pixels", most)))
         frames, per_group = 0, 1
         if n_frames:
             per_group = number(part, "temporal_patch_size")
@@ -85,10 +73,10 @@ class QwenVL(Family):
             if getattr(part, "cap_pixels_per_frame", None):
                 total = int(part.max_video_tokens * factor * factor * 0.9)
                 most = max(min(most, total * per_group // n_frames), int(least * 1.05))
-        found = qwen_cells(size, factor=factor, least=least, most=most, frames=frames, per_group=per_group)
+        found = qwen_cells(source.size, factor=factor, least=least, most=most, frames=frames, per_group=per_group)
         if found is None:
             raise GeometryError(
-                f"a picture of {size[0]} x {size[1]} pixels",
+                f"a picture of {source.size[0]} x {source.size[1]} pixels",
                 expected="sides at most 200 : 1, as this processor takes them",
                 fix="crop it first",
             )

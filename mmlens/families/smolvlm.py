@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mmlens.evidence.views import Kind, PictureViews, Size, framed_clip, idefics_grid, tiled_views
+from mmlens.evidence.views import Kind, PictureViews, framed_clip, idefics_grid, tiled_views
 from mmlens.families.base import (
     CLIP_BLOCKS,
     LLAMA_BLOCKS,
@@ -15,6 +15,7 @@ from mmlens.families.base import (
     Item,
     Layout,
     Segments,
+    Source,
     number,
     picture_columns,
     root,
@@ -91,30 +92,21 @@ class Idefics3(Family):
             return None
         return max(r for r, _ in places), max(c for _, c in places)
 
-    def views(
-        self,
-        processor: Any,
-        size: Size,
-        *,
-        kind: Kind = "image",
-        n_frames: int = 0,
-        alone: bool = True,
-        grid: tuple[int, ...] | None = None,
-        config: Any = None,
-        options: Mapping[str, Any] | None = None,
-    ) -> PictureViews:
+    def views(self, processor: Any, source: Source, config: Any = None) -> PictureViews:
         q = root(number(processor, "image_seq_len"))
-        part = processor.image_processor if kind == "image" else processor.video_processor
-        tile = number(part, "max_image_size", "longest_edge", options=options if kind == "image" else None)
+        part = processor.image_processor if source.kind == "image" else processor.video_processor
+        tile = number(part, "max_image_size", "longest_edge", options=source.options)
         # whole patches of the model fill a tile but for its last pixels; without a model, whole pixels a token do
         vision = None if config is None else config.vision_config
         cell = tile // q if vision is None else vision.patch_size * config.scale_factor
-        if kind == "video":
-            return framed_clip(size, tile=tile, side=q, cell=cell, n_frames=n_frames)
-        if grid is None and (options or {}).get("do_image_splitting", part.do_image_splitting):
-            grid = idefics_grid(size, longest=number(part, "size", "longest_edge", options=options), tile=tile)
+        if source.kind == "video":
+            return framed_clip(source.size, tile=tile, side=q, cell=cell, n_frames=source.n_frames)
+        grid = source.grid
+        if grid is None and source.options.get("do_image_splitting", part.do_image_splitting):
+            longest = number(part, "size", "longest_edge", options=source.options)
+            grid = idefics_grid(source.size, longest=longest, tile=tile)
         shape = None if grid is None else (grid[0], grid[1])
-        return tiled_views(size, shape, tile=tile, side=q, cell=cell)
+        return tiled_views(source.size, shape, tile=tile, side=q, cell=cell)
 
     def given(
         self, config: Any, inputs: Mapping[str, Any], processor: Any, items: Sequence[Item], index: int

@@ -14,10 +14,10 @@ from mmlens.evidence import one_picture
 from mmlens.evidence.locate import Found, find
 from mmlens.evidence.regions import Box, Region, as_regions, picture_of
 from mmlens.evidence.views import PictureViews
+from mmlens.families.base import Item, Source
 from mmlens.tokens import TokenSet
 
 if TYPE_CHECKING:
-    from mmlens.families.base import Item
     from mmlens.model.prompt import Prompt
 
 
@@ -72,15 +72,9 @@ def views_of(prompt: Prompt, number: int) -> PictureViews:
     family = prompt.family
     given = family.given(prompt.config, prompt.inputs, prompt.processor, prompt.items, number)
     n_frames = 0 if item.sampling is None else len(item.sampling.indices)
-    shown = family.views(
-        prompt.processor,
-        item.size,
-        kind=item.kind,
-        n_frames=n_frames,
-        config=prompt.config,
-        options=prompt.images_kwargs,
-        **given,
-    )
+    options = prompt.images_kwargs if item.kind == "image" else {}
+    source = Source(item.size, item.kind, n_frames, options=options, **given)
+    shown = family.views(prompt.processor, source, prompt.config)
     if shown.count != len(item.columns):
         raise GeometryError(
             f"{len(item.columns)} placeholders for a {item.kind} of {item.size[0]} x {item.size[1]} pixels, where "
