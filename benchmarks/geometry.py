@@ -9,7 +9,7 @@ from __future__ import annotations
 import common
 
 from mmlens import Box, evidence
-from mmlens.evidence.views import (
+from mmlens.evidence.schemes import (
     anyres_views,
     idefics_grid,
     padded_views,

@@ -6,23 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mmlens.evidence.views import Kind, PictureViews, pan_and_scan, scanned_views
-from mmlens.families.base import (
-    CLIP_BLOCKS,
-    LLAMA_BLOCKS,
-    Family,
-    Grid,
-    Item,
-    Layout,
-    Segments,
-    Source,
-    number,
-    picture_columns,
-    root,
-    runs,
-    square,
-    tile_segments,
-)
+from mmlens.evidence.schemes import pan_and_scan, scanned_views
+from mmlens.evidence.views import Kind, PictureViews
+from mmlens.families.base import CLIP_BLOCKS, LLAMA_BLOCKS, Family, Source, number, picture_columns, root
+from mmlens.families.layout import Grid, Item, Layout, Segments, runs, square, tile_segments
 
 # What Gemma3's processor passes on unless its call says otherwise; the picture processor's own settings are not asked.
 _SCAN = {

@@ -6,22 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mmlens.evidence.views import Kind, PictureViews, framed_clip, tile_grid, tiled_views
-from mmlens.families.base import (
-    CLIP_BLOCKS,
-    Family,
-    Item,
-    Layout,
-    Segments,
-    Source,
-    last_feature_block,
-    number,
-    picture_columns,
-    root,
-    runs,
-    tile_segments,
-    tiled_layout,
-)
+from mmlens.evidence.schemes import framed_clip, tile_grid, tiled_views
+from mmlens.evidence.views import Kind, PictureViews
+from mmlens.families.base import CLIP_BLOCKS, Family, Source, last_feature_block, number, picture_columns, root
+from mmlens.families.layout import Item, Layout, Segments, runs, tile_segments, tiled_layout
 
 
 class InternVL(Family):

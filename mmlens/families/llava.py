@@ -5,20 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mmlens.evidence.views import Kind, PictureViews, cropped_views, padded_views
-from mmlens.families.base import (
-    CLIP_BLOCKS,
-    Family,
-    Grid,
-    Item,
-    Layout,
-    Segments,
-    Source,
-    last_feature_block,
-    number,
-    square,
-    tile_segments,
-)
+from mmlens.evidence.schemes import cropped_views, padded_views
+from mmlens.evidence.views import Kind, PictureViews
+from mmlens.families.base import CLIP_BLOCKS, Family, Source, last_feature_block, number
+from mmlens.families.layout import Grid, Item, Layout, Segments, square, tile_segments
 
 
 class LlavaBase(Family):

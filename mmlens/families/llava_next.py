@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
-from mmlens.evidence.views import Canvas, Kind, PictureViews, anyres_views, canvas_of, shrunk
-from mmlens.families.base import Grid, Item, Layout, Raster, Segments, Source, mosaic, number, tile_segments
+from mmlens.evidence.schemes import Canvas, anyres_views, canvas_of, shrunk
+from mmlens.evidence.views import Kind, PictureViews
+from mmlens.families.base import Source, number
+from mmlens.families.layout import Grid, Item, Layout, Raster, Segments, mosaic, tile_segments
 from mmlens.families.llava import LlavaBase
 
 

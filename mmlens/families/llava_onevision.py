@@ -6,8 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mmlens.evidence.views import Kind, PictureViews, anyres_views, padded_views, pooled_clip
-from mmlens.families.base import Grid, Item, Layout, Segments, Source, number, root, square, tile_segments
+from mmlens.evidence.schemes import anyres_views, padded_views, pooled_clip
+from mmlens.evidence.views import Kind, PictureViews
+from mmlens.families.base import Source, number, root
+from mmlens.families.layout import Grid, Item, Layout, Segments, square, tile_segments
 from mmlens.families.llava_next import AnyRes, pairs
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mmlens.evidence.views import PictureViews, square_views
+from mmlens.evidence.schemes import square_views
+from mmlens.evidence.views import PictureViews
 from mmlens.families.base import Geometry, Source, number, root
 
 

@@ -7,8 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from mmlens.errors import GeometryError
-from mmlens.evidence.views import Kind, PictureViews, Size, qwen_cells, qwen_clip, qwen_views
-from mmlens.families.base import Family, Grid, Item, Layout, Raster, Segments, Shape, Source, Stack, grid_rows, number
+from mmlens.evidence.schemes import qwen_cells, qwen_clip, qwen_views
+from mmlens.evidence.views import Kind, PictureViews, Size
+from mmlens.families.base import Family, Shape, Source, Stack, grid_rows, number
+from mmlens.families.layout import Grid, Item, Layout, Raster, Segments
 
 _KEYS: dict[Kind, str] = {"image": "image_grid_thw", "video": "video_grid_thw"}
 

@@ -7,22 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mmlens.evidence.views import Kind, PictureViews, framed_clip, idefics_grid, tiled_views
-from mmlens.families.base import (
-    CLIP_BLOCKS,
-    LLAMA_BLOCKS,
-    Family,
-    Item,
-    Layout,
-    Segments,
-    Source,
-    number,
-    picture_columns,
-    root,
-    runs,
-    tile_segments,
-    tiled_layout,
-)
+from mmlens.evidence.schemes import framed_clip, idefics_grid, tiled_views
+from mmlens.evidence.views import Kind, PictureViews
+from mmlens.families.base import CLIP_BLOCKS, LLAMA_BLOCKS, Family, Source, number, picture_columns, root
+from mmlens.families.layout import Item, Layout, Segments, runs, tile_segments, tiled_layout
 
 _PLACE = re.compile(r"<row_(\d+)_col_(\d+)>")
 

@@ -15,7 +15,7 @@ from mmlens.errors import NoProcessorError, OptionError
 from mmlens.families.base import Family
 from mmlens.model.cache import ActivationCache
 from mmlens.model.decode import Generation, answer_logprobs, generate
-from mmlens.model.encode import encode, make_examples, tokenize
+from mmlens.model.encode import encode, make_examples
 from mmlens.model.engine import Engine, HeadsLike, PromptLike
 from mmlens.model.loading import as_device, as_dtype, load, shown_name
 from mmlens.model.prompt import Prompt
@@ -25,6 +25,7 @@ from mmlens.model.select import Selection
 from mmlens.model.sites import NamesFilter
 from mmlens.model.tracing import TracedSite, open_trace
 from mmlens.model.weights import ModelWeights, StackWeights
+from mmlens.model.wording import tokenize
 from mmlens.tokens import Group
 
 if TYPE_CHECKING:

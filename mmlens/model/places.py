@@ -14,7 +14,8 @@ from mmlens.evidence import one_picture
 from mmlens.evidence.locate import Found, find
 from mmlens.evidence.regions import Box, Region, as_regions, picture_of
 from mmlens.evidence.views import PictureViews
-from mmlens.families.base import Item, Source
+from mmlens.families.base import Source
+from mmlens.families.layout import Item
 from mmlens.tokens import TokenSet
 
 if TYPE_CHECKING:

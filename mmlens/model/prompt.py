@@ -14,7 +14,8 @@ from torch import Tensor
 from mmlens.errors import PlaceholderError, PromptError, TokenGroupError
 from mmlens.evidence.regions import Region
 from mmlens.evidence.views import Kind, PictureViews
-from mmlens.families.base import Family, Item, Layout, Segments
+from mmlens.families.base import Family
+from mmlens.families.layout import Item, Layout, Segments
 from mmlens.model import places
 from mmlens.model.guard import check_inputs
 from mmlens.tokens import Group, TokenSet, resolve_group

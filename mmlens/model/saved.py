@@ -15,7 +15,7 @@ from torch import Tensor
 from mmlens.errors import CacheError
 from mmlens.evidence.locate import Sampling
 from mmlens.evidence.views import Axis, PictureViews, View
-from mmlens.families.base import Grid, Item, Layout, Raster, Segments
+from mmlens.families.layout import Grid, Item, Layout, Raster, Segments
 from mmlens.model.access import Access
 from mmlens.model.cache import ActivationCache
 from mmlens.model.engine import Engine

@@ -5,18 +5,20 @@ from __future__ import annotations
 import hashlib
 import io
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
 from PIL import Image
 
-from mmlens.errors import DataError, OptionError, PictureError, RegionError
-from mmlens.evidence.regions import Box, Page, PageRegion
+from mmlens.errors import DataError, OptionError, PictureError, RegionError, VideoError
+from mmlens.evidence.regions import Box, Page, PageRegion, Tube
 from mmlens.model.pictures import load_picture
-from mmlens.tasks.base import SPLITS, Example, Split, Task, shuffled
-from mmlens.tasks.rows import Fault, Hub, Row, Rows
+from mmlens.model.video import VideoFile, probe, read_video
+from mmlens.tasks.base import SPLITS, Example, Half, Split, Task, shuffled
+from mmlens.tasks.rows import Fault, Folder, Row, Rows
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,8 @@ class DataTask(Task):
         The files that a folder must hold, in words.
     subsets
         What `subset` may be; the first is the default.
+    options
+        The reader's own options, which make another task of the same files.
     faults
         Why records were skipped so far, by id.
     """
@@ -72,6 +76,7 @@ class DataTask(Task):
     layout: ClassVar[str]
     subsets: ClassVar[tuple[str, ...]] = ("test",)
     max_new_tokens = 16
+    options: Mapping[str, Any] = {}
 
     def __init__(self, path: str | Path, *, subset: str | None = None, batch: int = 1) -> None:
         subset = self.subsets[0] if subset is None else subset
@@ -89,6 +94,7 @@ class DataTask(Task):
         self._draws: dict[tuple[Split, int], _Draw] = {}
         self._halves: dict[Split, list[Any]] | None = None
         self.rows = self.open()
+        self._check_layout()
 
     # ------------------------------------------------------------------ what a reader gives
     @abstractmethod
@@ -112,6 +118,18 @@ class DataTask(Task):
         return True
 
     # ------------------------------------------------------------------ examples
+    def split(self, split: Split) -> Half:
+        """One half as something to iterate over; nothing is read yet."""
+        super().count(split)
+        return Half(self, split)
+
+    def __iter__(self) -> Iterator[Example]:
+        """Every usable example of both halves in the order of the files, one at a time."""
+        for position, row in self.rows:
+            example = self._usable(position, row, None)
+            if example is not None:
+                yield example
+
     def iterate(self, split: Split) -> Iterator[Example]:
         """Every usable example of a half in the order of the files."""
         for position, row in self.rows:
@@ -122,7 +140,7 @@ class DataTask(Task):
     def check(self) -> Check:
         """Read everything, pictures too."""
         self.faults.clear()
-        n = sum(self._usable(position, row, None) is not None for position, row in self.rows)
+        n = sum(1 for _ in self)
         return Check(n, dict(self.faults))
 
     def count(self, split: Split, n: int | None = None, seed: int = 0) -> int:
@@ -154,9 +172,37 @@ class DataTask(Task):
     def identity(self) -> dict[str, Any]:
         """Name, subset and where the data came from (a folder's name, not its place)."""
         where = self.path if self.hub else Path(self.path).name
-        return {"name": self.name, "subset": self.subset, "data": str(where)}
+        return {"name": self.name, "subset": self.subset, "data": str(where), **self.options}
 
     # ------------------------------------------------------------------ inside
+    def _folder(self) -> Folder:
+        """The data set's folder; DataError for a hub id, where the reader cannot stream one."""
+        if self.hub:
+            raise DataError(
+                f"{self.name} from hub:{self.hub}", expected=self.layout, fix="download it and give its folder"
+            )
+        return Folder(self.path, layout=self.layout)
+
+    def _check_layout(self) -> None:
+        """Files none of whose first records has the right form are another data set's."""
+        if self.rows.streamed:
+            return
+        first = list(islice(self.rows.outline(), 20))
+        why = "it is empty"
+        for _, row in first:
+            try:
+                if isinstance(row, Fault):
+                    raise row
+                self.record_id(row), self.group(row), self.belongs(row)
+                return
+            except (Fault, *FAULTS) as error:
+                why = _reason(error)
+        raise DataError(
+            f"{self.path} does not hold {self.name}: {why}",
+            expected=self.layout,
+            fix="check the folder, and that the files are whole",
+        )
+
     def _told(self) -> str:
         first = ", ".join(f"{k}: {v}" for k, v in list(self.faults.items())[:3])
         return f"{len(self.faults)} ({first}{', ...' if len(self.faults) > 3 else ''})"
@@ -176,7 +222,7 @@ class DataTask(Task):
 
     def _ordered(self, split: Split, seed: int) -> Iterator[Example]:
         """Usable examples of a half in the order of a seed; a streamed data set is shuffled through a buffer."""
-        if isinstance(self.rows, Hub):
+        if self.rows.streamed:
             for position, row in self.rows.shuffled(seed):
                 example = self._usable(position, row, split)
                 if example is not None:
@@ -184,25 +230,24 @@ class DataTask(Task):
             return
         if self._halves is None:
             self._halves = {half: [] for half in SPLITS}
-            for position, row in self.rows:
+            for position, row in self.rows.outline():
                 try:
                     if isinstance(row, Fault):
                         raise row
                     if not self.belongs(row):
                         continue
                     self._halves[self._half(row)].append(position)
-                except (Fault, KeyError, TypeError, ValueError) as error:
-                    self._fault(f"record at {position}", error)
+                except (Fault, *FAULTS) as error:
+                    self.faults[f"record at {position}"] = _reason(error)
         mine = self._halves[split]
         for i in shuffled(len(mine), seed):
-            position = mine[i]
-            example = self._usable(position, self.rows.get(position), None)
+            try:
+                row = self.rows.get(mine[i])
+            except Fault as fault:
+                row = fault
+            example = self._usable(mine[i], row, None)
             if example is not None:
                 yield example
-
-    def _fault(self, name: str, error: Exception) -> None:
-        lacks = isinstance(error, KeyError)
-        self.faults[name] = f"the record lacks {error}" if lacks else str(error).splitlines()[0]
 
     def _usable(self, position: Any, row: Row | Fault, split: Split | None) -> Example | None:
         name = f"record at {position}"
@@ -216,32 +261,61 @@ class DataTask(Task):
                 return None
             example = self.read(row)
             _check_pictures(example)
+            _check_video(example)
             return example
-        except (Fault, KeyError, IndexError, TypeError, ValueError, PictureError, RegionError) as error:
-            self._fault(name, error)
+        except (Fault, *FAULTS) as error:
+            self.faults[name] = _reason(error)
             return None
 
 
+# What a record of another form than expected, or a broken file, raises.
+FAULTS = (KeyError, IndexError, TypeError, ValueError, AttributeError, PictureError, RegionError, VideoError)
+
+
+def _reason(error: Exception) -> str:
+    """One short sentence."""
+    if isinstance(error, KeyError):
+        return f"the record lacks {error}"
+    said = (str(error).splitlines() or [type(error).__name__])[0]
+    told = isinstance(error, Fault | PictureError | RegionError | VideoError)
+    return said if told else f"the record has another form than expected: {said}"
+
+
 def _check_pictures(example: Example) -> None:
-    """Every picture decodes, and every box overlaps its own."""
-    sizes: list[tuple[int, int]] = []
-    turned: list[bool] = []
-    for picture in example.pictures:
-        image = load_picture(picture)
-        sizes.append(image.size)
-        turned.append(is_turned(picture))
+    """Every picture decodes, has the size that its record says, and overlaps each of its boxes."""
+    sizes = [load_picture(picture).size for picture in example.pictures]
+    said = example.meta.get("size")
+    if said is not None and sizes and tuple(said) != sizes[0]:
+        raise Fault(
+            "the file says that its picture is turned (EXIF), and the boxes are for the turned one"
+            if is_turned(example.pictures[0])
+            else f"the picture has {sizes[0][0]} x {sizes[0][1]} pixels, not {said[0]} x {said[1]} as the record says"
+        )
     for region in (*example.evidence, *example.distractors):
-        if isinstance(region, Page | PageRegion) and not 0 <= region.number < len(sizes):
-            raise Fault(f"evidence on picture {region.number} of {len(sizes)}")
+        number = region.number if isinstance(region, Page | PageRegion) else 0
         shape = region.region if isinstance(region, PageRegion) else region
-        number = region.number if isinstance(region, PageRegion) else 0
-        if not isinstance(shape, Box) or not sizes:
+        if isinstance(shape, Tube) or (example.video is not None and not sizes):
             continue
-        if turned[number] and example.meta.get("size") not in (sizes[number], None):
-            raise Fault("the file says that its picture is turned (EXIF), and the boxes are for the turned one")
-        if turned[number] and example.meta.get("size") is None:
+        if not 0 <= number < len(sizes):
+            raise Fault(f"evidence on picture {number} of {len(sizes)}")
+        if isinstance(shape, Page):
+            continue
+        if said is None and is_turned(example.pictures[number]):
             raise Fault("the file says that its picture is turned (EXIF), and the record not which way its boxes are")
-        shape.clip(*sizes[number])
+        if isinstance(shape, Box):
+            shape.clip(*sizes[number])
+
+
+def _check_video(example: Example) -> None:
+    """A video file decodes where the example begins, and has the frames that the example and its tubes name."""
+    if not isinstance(example.video, str | Path | VideoFile):
+        return
+    clip = example.video if isinstance(example.video, VideoFile) else VideoFile(example.video)
+    n = probe(clip.path).n_frames
+    read_video(clip, indices=[clip.begin])
+    for tube in (*example.evidence, *example.distractors):
+        if isinstance(tube, Tube) and tube.by == "frame" and tube.places[-1][0] >= n:
+            raise Fault(f"evidence in frame {tube.places[-1][0]:g} of a video of {n}")
 
 
 def is_turned(picture: Any) -> bool:
@@ -270,6 +344,8 @@ def encoded(value: Any, folder: Any = None) -> Any:
         value = value.get("path")
     if isinstance(value, bytes | bytearray) and value:
         return bytes(value)
+    if isinstance(value, Image.Image):
+        return value
     if isinstance(value, str) and folder is not None:
         return folder.inside(value)
     raise Fault("the record has no picture")

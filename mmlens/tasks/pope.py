@@ -52,7 +52,7 @@ class Pope(DataTask):
             raise Fault(f"the label {label!r}, neither yes nor no")
         picture = row["image"]
         if isinstance(picture, str) and self.folder is not None:
-            picture = self.folder.find(picture, "images", "val2014", "**/val2014")
+            picture = self.folder.find(picture, "images", "val2014", "images/val2014", "*/val2014")
         return Example(
             id=self.record_id(row),
             question=f"{question} Please answer yes or no.",
@@ -65,4 +65,4 @@ class Pope(DataTask):
         return float(yes_no(said) == example.answer)
 
     def well_formed(self, said: str, example: Example) -> bool:
-        return said.strip().strip(".!").lower() in self.candidates
+        return yes_no(said) is not None

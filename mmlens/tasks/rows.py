@@ -1,11 +1,11 @@
-"""Rows of data files, one at a time: JSON, JSON lines, parquet, and data sets of the hub; and folders nothing leaves."""
+"""Rows of data files, one at a time: JSON, JSON lines, parquet, data sets of the hub; and folders nothing leaves."""
 
 from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,14 @@ class Folder:
         if not self.root.is_dir():
             raise DataError(f"{self.root} is no folder", expected=layout, fix="give the folder that holds these files")
         self._real = self.root.resolve()
+        self._found: dict[str, list[Path]] = {}
 
     def inside(self, name: Any) -> Path:
         """The file that a record names; a Fault if it is missing or lies outside the root."""
-        if not isinstance(name, str) or not name:
+        if not isinstance(name, str) or not name or "\0" in name:
             raise Fault(f"a file named {name!r}")
         path = self.root / name
-        if not path.resolve().is_relative_to(self._real):
+        if Path(name).is_absolute() or not path.resolve().is_relative_to(self._real):
             raise Fault(f"the path {name!r} leaves the data set's folder")
         if not path.is_file():
             raise Fault(f"{name} is missing")
@@ -40,12 +41,16 @@ class Folder:
 
     def find(self, name: Any, *under: str) -> Path:
         """The file that a record names, in the root or in the first of the folders `under` (globs) that has it."""
-        if not isinstance(name, str) or not name:
-            raise Fault(f"a file named {name!r}")
-        for place in (self.root, *(p for pattern in under for p in sorted(self.root.glob(pattern)) if p.is_dir())):
-            if (place / name).is_file():
-                return self.inside(str((place / name).relative_to(self.root)))
+        if isinstance(name, str) and name and "\0" not in name and not Path(name).is_absolute():
+            for place in (self.root, *(p for pattern in under for p in self._folders(pattern))):
+                if (place / name).is_file():
+                    return self.inside(str((place / name).relative_to(self.root)))
         return self.inside(name)
+
+    def _folders(self, pattern: str) -> list[Path]:
+        if pattern not in self._found:  # a glob over a folder of 80,000 pictures is not for every record
+            self._found[pattern] = sorted(p for p in self.root.glob(pattern) if p.is_dir())
+        return self._found[pattern]
 
     def first(self, *names: str) -> Path:
         """The first of several names (globs too) that exists; DataError names the whole layout otherwise."""
@@ -63,7 +68,15 @@ class Folder:
 
 
 class Rows(ABC):
-    """Records in file order. A broken one comes as a Fault in its place."""
+    """Records in file order. A broken one comes as a Fault in its place.
+
+    Attributes
+    ----------
+    streamed
+        Whether rows come over the network, so that `get` is slow and `shuffled` is what gives an order.
+    """
+
+    streamed = False
 
     @abstractmethod
     def __iter__(self) -> Iterator[tuple[Any, Row | Fault]]:
@@ -72,6 +85,28 @@ class Rows(ABC):
     @abstractmethod
     def get(self, position: Any) -> Row:
         """The row at a position."""
+
+    def outline(self) -> Iterator[tuple[Any, Row | Fault]]:
+        """As `__iter__`, with no more of each row than what tells records and their groups apart."""
+        return iter(self)
+
+    def shuffled(self, seed: int) -> Iterator[tuple[Any, Row | Fault]]:
+        """Streamed rows in an order of the seed."""
+        raise NotImplementedError
+
+
+class Records(Rows):
+    """Records that are already held."""
+
+    def __init__(self, rows: Sequence[Any]) -> None:
+        self.rows = rows
+
+    def __iter__(self) -> Iterator[tuple[int, Row | Fault]]:
+        for i, row in enumerate(self.rows):
+            yield i, row if isinstance(row, dict) else Fault(f"a record that is {type(row).__name__}, not an object")
+
+    def get(self, position: int) -> Row:
+        return self.rows[position]
 
 
 def _object(text: str | bytes) -> Row:
@@ -107,69 +142,185 @@ class JsonLines(Rows):
             return _object(file.readline())
 
 
-class JsonList(Rows):
-    """A JSON file that is one list of objects, or an object whose values are."""
+class Tsv(Rows):
+    """Lines of cells between tabs, named by the first; a cell may be quoted, and as large as a picture."""
 
-    def __init__(self, path: Path, *, layout: str) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            found = json.loads(path.read_bytes())
-        except (ValueError, RecursionError, OSError) as error:
-            raise DataError(f"{path} is no JSON: {error}", expected=layout, fix="download the file again") from None
-        if not isinstance(found, list):
-            raise DataError(f"{path} holds {type(found).__name__}", expected=layout, fix="check which file this is")
-        self.rows = found
+        with path.open("rb") as file:
+            self.names = next(_cells(file), [])
+            self._first = file.tell()
+
+    def _row(self, cells: list[str]) -> Row | Fault:
+        if len(cells) != len(self.names):
+            return Fault(f"a line of {len(cells)} cells, not {len(self.names)}")
+        return dict(zip(self.names, cells))
 
     def __iter__(self) -> Iterator[tuple[int, Row | Fault]]:
-        for i, row in enumerate(self.rows):
-            yield i, row if isinstance(row, dict) else Fault(f"a record that is {type(row).__name__}, not an object")
+        with self.path.open("rb") as file:
+            at = file.seek(self._first)
+            for cells in _cells(file):
+                if cells:
+                    yield at, self._row(cells)
+                at = file.tell()
 
     def get(self, position: int) -> Row:
-        return self.rows[position]
+        with self.path.open("rb") as file:
+            file.seek(position)
+            row = self._row(next(_cells(file), []))
+        if isinstance(row, Fault):
+            raise row
+        return row
+
+
+def _cells(file: Any) -> Iterator[list[str]]:
+    """Cells of each record; the file stands after the record that was given last."""
+    for first in iter(file.readline, b""):
+        text = first
+        while text.count(b'"') % 2 and (more := file.readline()):
+            text += more
+        line, cells, at = text.decode("utf-8", "replace").rstrip("\r\n"), [], 0
+        while at <= len(line):
+            end = line.find("\t", at)
+            if line.startswith('"', at):  # a quote inside is doubled, so cells end at an odd one
+                stop = at + 1
+                while (stop := line.find('"', stop)) >= 0 and line.startswith('"', stop + 1):
+                    stop += 2
+                end = line.find("\t", stop) if stop >= 0 else -1
+                cells.append(line[at + 1 : stop if stop >= 0 else len(line)].replace('""', '"'))
+            else:
+                cells.append(line[at : end if end >= 0 else len(line)])
+            at = end + 1 if end >= 0 else len(line) + 1
+        yield cells if line else []
+
+
+def load_json(path: Path, *, layout: str) -> Any:
+    """What a JSON file holds; DataError for one that is none."""
+    try:
+        return json.loads(path.read_bytes())
+    except (ValueError, RecursionError, OSError) as error:
+        raise DataError(f"{path} is no JSON: {error}", expected=layout, fix="download the file again") from None
+
+
+class JsonList(Records):
+    """A JSON file that is one list of objects."""
+
+    def __init__(self, path: Path, *, layout: str) -> None:
+        found = load_json(path, layout=layout)
+        if not isinstance(found, list):
+            raise DataError(f"{path} holds {type(found).__name__}", expected=layout, fix="check which file this is")
+        super().__init__(found)
 
 
 class Parquet(Rows):
-    """Parquet files one after another; a row group at a time is held."""
+    """Parquet files one after another; a row group at a time is held.
+
+    Parameters
+    ----------
+    columns
+        What `outline` reads; all by default.
+    """
 
     def __init__(self, paths: Sequence[Path], *, columns: Sequence[str] | None = None, layout: str = "") -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         self.paths = tuple(paths)
-        try:
-            files = [pq.ParquetFile(p) for p in self.paths]
-        except (pa.ArrowInvalid, OSError) as error:
-            raise DataError(
-                f"{', '.join(map(str, paths))}: {error}", expected=layout or "parquet files", fix="download it again"
-            ) from None
-        self.names = tuple(files[0].schema_arrow.names) if files else ()
-        self.columns = None if columns is None else tuple(c for c in columns if c in self.names)
-        self._groups = [f.num_row_groups for f in files]
-        for f in files:
-            f.close()
+        self.names: tuple[str, ...] = ()
+        self._groups: list[int] = []
+        self._starts: list[tuple[int, int, int]] = []  # (row over all files, file, row group)
+        total = 0
+        for path in self.paths:
+            try:
+                with pq.ParquetFile(path) as file:
+                    self.names = self.names or tuple(file.schema_arrow.names)
+                    for group in range(file.num_row_groups):
+                        self._starts.append((total, len(self._groups), group))
+                        total += file.metadata.row_group(group).num_rows
+                    self._groups.append(file.num_row_groups)
+            except (pa.ArrowInvalid, OSError) as error:
+                raise DataError(
+                    f"{path} is no parquet: {error}", expected=layout or "parquet files", fix="download it again"
+                ) from None
+        self.columns = None if columns is None else [c for c in columns if c in self.names]
+        self._held: tuple[tuple[int, int], Any] | None = None
+        self._total = total
 
-    def __iter__(self) -> Iterator[tuple[tuple[int, int, int], Row | Fault]]:
+    def nth(self, number: int) -> Row:
+        """The row with this number over all files, from 0."""
+        if not 0 <= number < self._total:
+            raise Fault(f"row {number} of {self._total}")
+        start, file, group = self._starts[bisect_right(self._starts, number, key=lambda s: s[0]) - 1]
+        return self.get((file, group, number - start))
+
+    def _table(self, file: int, group: int, columns: list[str] | None) -> Any:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            with pq.ParquetFile(self.paths[file]) as opened:
+                return opened.read_row_group(group, columns=columns)
+        except (pa.ArrowException, OSError) as error:
+            raise Fault(f"row group {group} of {self.paths[file].name} cannot be read: {error}") from None
+
+    def _walk(self, columns: list[str] | None) -> Iterator[tuple[tuple[int, int, int], Row | Fault]]:
         for file, groups in enumerate(self._groups):
             for group in range(groups):
-                for row, values in enumerate(_row_group(self.paths[file], group, self.columns)):
-                    yield (file, group, row), values
+                try:
+                    table = self._table(file, group, columns)
+                except Fault as fault:
+                    yield (file, group, 0), fault
+                    continue
+                for row in range(table.num_rows):
+                    yield (file, group, row), table.slice(row, 1).to_pylist()[0]
+
+    def __iter__(self) -> Iterator[tuple[tuple[int, int, int], Row | Fault]]:
+        return self._walk(None)
+
+    def outline(self) -> Iterator[tuple[tuple[int, int, int], Row | Fault]]:
+        return self._walk(self.columns)
 
     def get(self, position: tuple[int, int, int]) -> Row:
-        """All columns of one row."""
         file, group, row = position
-        return _row_group(self.paths[file], group, None)[row]
+        if self._held is None or self._held[0] != (file, group):
+            self._held = (file, group), self._table(file, group, None)
+        return self._held[1].slice(row, 1).to_pylist()[0]
 
 
-@lru_cache(maxsize=2)
-def _row_group(path: Path, group: int, columns: tuple[str, ...] | None) -> list[Row]:
-    import pyarrow.parquet as pq
+class Each(Rows):
+    """Every record once for each item of its list `key`; the item's number is added as "item"."""
 
-    with pq.ParquetFile(path) as file:
-        return file.read_row_group(group, columns=None if columns is None else list(columns)).to_pylist()
+    def __init__(self, rows: Rows, key: str) -> None:
+        self.rows, self.key, self.streamed = rows, key, rows.streamed
+
+    def _split(self, found: Iterator[tuple[Any, Row | Fault]]) -> Iterator[tuple[tuple[Any, int], Row | Fault]]:
+        for position, row in found:
+            items = row if isinstance(row, Fault) else row.get(self.key)
+            if isinstance(items, list):
+                yield from (((position, k), {**row, "item": k}) for k in range(len(items)))  # type: ignore[dict-item]
+            else:
+                yield (
+                    (position, 0),
+                    items if isinstance(items, Fault) else Fault(f"the record lacks a list {self.key!r}"),
+                )
+
+    def __iter__(self) -> Iterator[tuple[tuple[Any, int], Row | Fault]]:
+        return self._split(iter(self.rows))
+
+    def outline(self) -> Iterator[tuple[tuple[Any, int], Row | Fault]]:
+        return self._split(self.rows.outline())
+
+    def shuffled(self, seed: int) -> Iterator[tuple[tuple[Any, int], Row | Fault]]:
+        return self._split(self.rows.shuffled(seed))
+
+    def get(self, position: tuple[Any, int]) -> Row:
+        return {**self.rows.get(position[0]), "item": position[1]}
 
 
 class Hub(Rows):
     """A data set of the hub, streamed. Rows stay as the stream gives them, encoded pictures undecoded."""
+
+    streamed = True
 
     def __init__(self, name: str, *, config: str | None = None, split: str = "test") -> None:
         try:
@@ -192,6 +343,11 @@ class Hub(Rows):
                 fix="check the id and the network, or download it and give its folder",
             ) from error
         self.stream = stream
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Columns, as far as the data set says."""
+        return tuple(self.stream.column_names or ())
 
     def shuffled(self, seed: int) -> Iterator[tuple[int, Row | Fault]]:
         """The stream through a buffer of 1,000 rows and shuffled shards."""

@@ -12,14 +12,10 @@ from typing import Any
 
 from mmlens.evidence.locate import find
 from mmlens.evidence.regions import Box, as_regions
-from mmlens.evidence.views import (
-    PictureViews,
-    View,
+from mmlens.evidence.schemes import (
     anyres_views,
     cropped_views,
-    edges,
     idefics_grid,
-    mixing,
     padded_views,
     pan_and_scan,
     qwen_cells,
@@ -30,6 +26,7 @@ from mmlens.evidence.views import (
     tile_grid,
     tiled_views,
 )
+from mmlens.evidence.views import PictureViews, View, edges, mixing
 from mmlens.viz.html import escape
 
 PALETTE = ("#0b6e8f", "#edae49", "#6a4c93", "#3d8b5f", "#d1495b", "#8a97a8")

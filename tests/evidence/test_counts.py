@@ -249,7 +249,7 @@ CLIPS = ("qwen2-vl", "qwen2.5-vl", "qwen3-vl", "llava-onevision", "internvl", "s
 def test_counts_of_clips(mode):
     processor = _processor(mode)
     rng = np.random.default_rng(3)
-    for i in range(12):
+    for _ in range(12):
         size, n = (int(rng.integers(20, 300)), int(rng.integers(20, 300))), int(rng.integers(2, 8))
         clip = [Image.new("RGB", size) for _ in range(n)]
         metadata = [

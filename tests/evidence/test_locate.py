@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from mmlens import Box, HookedVLM, Mask, Page, PageRegion, Polygon, TokenSet, Tube, evidence
 from mmlens.errors import OptionError, RegionError
 from mmlens.evidence.area import area_of
-from mmlens.evidence.views import (
+from mmlens.evidence.schemes import (
     anyres_views,
     cropped_views,
-    edges,
     padded_views,
     pan_and_scan,
     qwen_clip,
@@ -24,6 +23,7 @@ from mmlens.evidence.views import (
     scanned_views,
     tiled_views,
 )
+from mmlens.evidence.views import edges
 
 PINPOINTS = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
 
@@ -400,8 +400,8 @@ def test_options_of_the_picture_processor_reach_it_and_unknown_ones_raise():
 def test_locate_needs_no_tensors_and_no_model():
     """Geometry alone: importing it loads neither torch nor transformers."""
     code = (
-        "import sys; from mmlens.evidence import views; from mmlens.evidence.locate import find; from mmlens import Box;"
-        "shown = views.qwen_views((3840, 2160), (120, 68), cell=32);"
+        "import sys; from mmlens.evidence import schemes; from mmlens.evidence.locate import find; from mmlens import Box;"
+        "shown = schemes.qwen_views((3840, 2160), (120, 68), cell=32);"
         "found = find(shown, [Box(100, 100, 2000, 900)]); assert len(found.shares) == 60 * 26, len(found.shares);"
         "assert not {'torch', 'transformers', 'nnsight'} & set(sys.modules)"
     )

@@ -9,7 +9,7 @@ from PIL import Image
 
 from mmlens import Box, HookedVLM, Mask, Page, Polygon, Tube
 from mmlens.errors import OptionError
-from mmlens.evidence.views import qwen_views, tiled_views
+from mmlens.evidence.schemes import qwen_views, tiled_views
 from mmlens.viz.layouts import HIT, PUBLISHED, drawing
 from mmlens.viz.overlay import overlay
 
