@@ -47,10 +47,16 @@ class Batch:
     examples: tuple[Example, ...]
     prompt: Prompt
 
+    @property
+    def n_bytes(self) -> int:
+        """Of the encoded inputs."""
+        return sum(v.nbytes for v in self.prompt.inputs.values() if isinstance(v, Tensor))
+
 
 # By model: (id of the task, half, n, seed, answers) -> the task itself and its ready batches.
 _ENCODED: WeakKeyDictionary[HookedVLM, OrderedDict[tuple, tuple[Task, dict[int, Batch]]]] = WeakKeyDictionary()
 KEPT_EXAMPLES = 2000  # stay encoded, over all sets of a model
+KEPT_BYTES = 2**30  # and so much of their inputs; large pictures are encoded again
 
 
 def encode_batch(vlm: HookedVLM, task: Task, examples: Sequence[Example], *, answers: bool) -> Prompt:
@@ -97,7 +103,8 @@ def batches(
         if number not in ready:
             chunk = tuple(task.example(split, i, seed) for i in range(start, min(start + task.batch, n)))
             batch = Batch(number, chunk, encode_batch(vlm, task, chunk, answers=answers))
-            if key not in kept:
+            held = sum(b.n_bytes for _, of in kept.values() for b in of.values())
+            if key not in kept or held + batch.n_bytes > KEPT_BYTES:
                 yield batch
                 continue
             ready[number] = batch

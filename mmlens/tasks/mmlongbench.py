@@ -85,7 +85,7 @@ class MMLongBench(DataTask):
         domains = load_json(path, layout=self.layout)
         try:
             rows = [
-                {"id": f"{domain}/{i}", "tests": test, "exemplars": found["exemplar_list"]}
+                {"id": f"{domain}/{i}", "test": test, "exemplars": found["exemplar_list"]}
                 for domain, found in domains.items()
                 for i, test in enumerate(found["test_example"])
             ]
@@ -101,7 +101,7 @@ class MMLongBench(DataTask):
         if self.kind == "docqa":
             return str(row["doc_name"])
         if self.kind == "icl":
-            return str(row["tests"]["image"])
+            return str(row["test"]["image"])
         return str(row["image"] if self.kind == "vrag" else row["id"])
 
     def _pictures(self, names: Sequence[Any]) -> tuple[Path, ...]:
@@ -112,6 +112,7 @@ class MMLongBench(DataTask):
 
     # ------------------------------------------------------------------ by kind
     def _docqa(self, row: Row) -> Example:
+        docqa_score("", str(row["answer"]), row["answer_format"])  # raises for an answer of another format
         names, document = row["page_list"], str(row["doc_name"])
         places = [_page_of(name) for name in names]
         mine = [page if document.removesuffix(".pdf") in documents else None for documents, page in places]
@@ -185,7 +186,7 @@ class MMLongBench(DataTask):
         order = np.random.default_rng(seed)
         rounds = row["exemplars"][order.integers(len(row["exemplars"]))]
         shown = [some[i] for some in rounds for i in order.permutation(len(some))]
-        gold = row["tests"]["answer"]
+        gold = row["test"]["answer"]
         lines = "\n".join(f"Picture {i}: label: {item['id']}" for i, item in enumerate(shown, 1))
         return Example(
             id=self.record_id(row),
@@ -193,7 +194,7 @@ class MMLongBench(DataTask):
             f'assign a label to the test image. Only output "label: {{label}}" and nothing else.\n\n{lines}\n\n'
             f"Now classify picture {len(shown) + 1}.",
             answers=(f"label: {gold}",),
-            images=self._pictures([*(item["image"] for item in shown), row["tests"]["image"]]),
+            images=self._pictures([*(item["image"] for item in shown), row["test"]["image"]]),
             evidence=tuple(Page(i) for i, item in enumerate(shown) if item["id"] == gold),
             meta={"label": int(gold)},
         )

@@ -28,8 +28,8 @@ def mmlongbench_doc_score(said: str, answer: str, answer_format: str) -> float:
     ANLS. The authors first let a language model shorten what was said; here it is taken as it is.
     """
     if answer_format == "Int":
-        mine = _float(said)
-        return float(mine is not None and isfinite(mine) and int(mine) == int(answer))
+        mine, gold_number = _float(said), _float(answer)
+        return float(mine is not None and isfinite(mine) and int(mine) == gold_number)
     if answer_format == "Float":
         mine, gold = _float(_clean(said)), _float(_clean(answer))
         return float(mine is not None and gold is not None and _close(gold, mine))

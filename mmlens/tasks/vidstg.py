@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from mmlens.errors import DataError
 from mmlens.evidence.regions import Box, Tube
 from mmlens.model.video import VideoFile, probe
 from mmlens.tasks.base import Example
@@ -72,7 +73,10 @@ class VidStg(DataTask):
         if self._held is None or self._held[0] != vid:
             if vid not in self.trajectories:
                 raise Fault(f"VidOR's {vid}.json is missing from {HALVES[self.subset]}/")
-            self._held = vid, load_json(self.trajectories[vid], layout=self.layout)
+            try:
+                self._held = vid, load_json(self.trajectories[vid], layout=self.layout)
+            except DataError:
+                raise Fault(f"VidOR's {vid}.json is no JSON") from None
         return self._held[1]
 
     def read(self, row: Row) -> Example:

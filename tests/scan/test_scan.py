@@ -155,6 +155,21 @@ def test_tasks_of_one_name_do_not_share_pictures(toy):
     assert b.gold == load_task("scenes/digits").evaluate(toy, n=12).gold != a.gold
 
 
+def test_only_so_many_bytes_stay_encoded(toy, monkeypatch):
+    import mmlens.scan as module
+
+    monkeypatch.setattr(Task, "batch", 2)
+    task = load_task("scenes/image", n_objects=3)
+    first = task.evaluate(toy, n=2)
+    (size,) = {b.n_bytes for _, ready in module._ENCODED[toy].values() for b in ready.values() if len(ready) == 1} or {
+        0
+    }
+    module._ENCODED.pop(toy)
+    monkeypatch.setattr(module, "KEPT_BYTES", 2 * size)
+    assert task.evaluate(toy, n=10).answers[:2] == first.answers
+    assert sum(b.n_bytes for _, ready in module._ENCODED[toy].values() for b in ready.values()) == 2 * size > 0
+
+
 def test_only_so_many_examples_stay_encoded(toy, monkeypatch):
     import mmlens.scan as module
 

@@ -1,5 +1,6 @@
 """Rows, folders, archives and pickles that nothing leaves; halves, orders and faults of data tasks."""
 
+import gzip
 import io
 import os
 import pickle
@@ -44,6 +45,7 @@ def test_a_malicious_pickle_runs_nothing(tmp_path, protocol):
         b"Pname\n.",  # PERSID
         b"\x80\x02\x82\x01.",  # EXT1
         b"\x80\x05\x97.",  # NEXT_BUFFER
+        b"\x80\x05\x96" + struct.pack("<Q", 3) + b"abc.",  # BYTEARRAY8, harmless but not plain
         b"\x80\x02}b.",
         b"\x80\x02]",
         b"no pickle",
@@ -133,14 +135,9 @@ def test_a_link_in_a_zip_and_one_that_is_already_there_are_refused(tmp_path):
 def test_an_archive_that_unpacks_to_far_more_than_it_holds_is_refused(tmp_path):
     info = tarfile.TarInfo("zeros")
     info.size = 201 * 2**20
-    with (tmp_path / "a.tar").open("wb") as file:
-        file.write(info.tobuf())
-        file.truncate(info.size)  # sparse on disk
-    import gzip
-
     with gzip.open(tmp_path / "a.tar.gz", "wb", compresslevel=1) as packed:
         packed.write(info.tobuf())
-    with pytest.raises(DataError, match="unpacked"):
+    with pytest.raises(DataError, match="bytes unpacked"):
         extract(tmp_path / "a.tar.gz", tmp_path / "out")
     (tmp_path / "bad.zip").write_bytes(b"PK no archive")
     with pytest.raises(DataError, match="cannot be unpacked"):
@@ -209,6 +206,12 @@ def test_parquet_holds_a_row_group_at_a_time_and_outlines_read_few_columns(tmp_p
     assert read[4:] == [(1, None), (2, None)]  # rows 5 and 7 are of one group, read once
     with pytest.raises(Fault, match="row 10 of 10"):
         rows.nth(10)
+
+
+def test_a_file_that_is_no_parquet_is_a_data_error(tmp_path):
+    (tmp_path / "a.parquet").write_bytes(b"no parquet")
+    with pytest.raises(DataError, match="no parquet"):
+        load_task("pope", tmp_path)
 
 
 def test_pages_shown_are_those_of_the_evidence_then_the_first():
