@@ -52,15 +52,22 @@ def layout(
         For a processor of no known family, or a size that it refuses.
     """
     from mmlens.families import Source, find_geometry
+    from mmlens.families.base import checked_options
 
     geometry = find_geometry(processor)
+    options = checked_options(processor, images_kwargs)
     for size in sizes:
-        if len(size) != 2 or not all(isinstance(s, int) and s > 0 for s in size):
+        if not isinstance(size, list | tuple) or len(size) != 2 or not all(isinstance(s, int) and s > 0 for s in size):
             raise OptionError(f"size {size!r}", expected="(width, height) in whole pixels", fix="sizes=[(640, 480)]")
     if frames is None:
         alone = len(sizes) == 1
-        options = dict(images_kwargs or {})
         return tuple(geometry.views(processor, Source((w, h), alone=alone, options=options)) for w, h in sizes)
+    if options:
+        raise OptionError(
+            f"images_kwargs={images_kwargs} with frames={frames}",
+            expected="one of them: these options do not reach videos",
+            fix="leave it out; options of the video processor are set on it",
+        )
     counts = [frames] * len(sizes) if isinstance(frames, int) else list(frames)
     if len(counts) != len(sizes) or not all(isinstance(n, int) and n > 0 for n in counts):
         raise OptionError(f"frames={frames!r}", expected="frames of each video, above 0", fix="frames=8")
@@ -93,6 +100,12 @@ def locate(
     """
     regions = as_regions(region)
     number = one_picture(regions, image)
+    if not isinstance(layout, list | tuple) or not all(isinstance(p, PictureViews) for p in layout):
+        raise OptionError(
+            f"a layout given as {type(layout).__name__}",
+            expected="what evidence.layout gives",
+            fix="see docs/evidence.md",
+        )
     if not 0 <= number < len(layout):
         raise RegionError(f"image {number} of {len(layout)}", expected="one of the layout's", fix="count from 0")
     found = find(layout[number], regions, sampling=sampling, coverage=coverage, views=views)
@@ -102,6 +115,8 @@ def locate(
 
 def one_picture(regions: Sequence[Any], image: int | None) -> int:
     """The one picture that some regions lie on; raises RegionError where they, or `image`, disagree."""
+    if image is not None and (isinstance(image, bool) or not isinstance(image, int)):
+        raise RegionError(f"image={image!r}", expected="an int, from 0", fix="image=0")
     numbers = {picture_of(region, 0 if image is None else image) for region in regions}
     if image is not None:
         numbers.add(image)

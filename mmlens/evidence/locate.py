@@ -71,6 +71,7 @@ def find(
         share = sum((view.share(a) for a in inside if a is not None), np.zeros((view.rows, view.cols))) / len(inside)
         taken = (share >= coverage - TINY) & (share > 0)
         mine = dict(zip(view.ordinals[taken].tolist(), share[taken].tolist()))
+        mine = dict(sorted(mine.items())) if view.tile_side else mine  # tiles are not in raster order
         if mine:
             by_view[view.name] = mine
             shares = {**shares, **mine} if shares else mine
@@ -109,7 +110,7 @@ def _reason(
         return f"{what} falls between the frames that the model is shown: {at}{when}; a higher fps shows more"
     if coverage > 0:
         return f"no token lies to {coverage:.0%} in {what}"
-    return f"the processor's crop shows the model nothing of {what}"
+    return f"the model is shown nothing of {what}: cropped away by the processor, or too small for any token"
 
 
 def _told(region: Region) -> str:

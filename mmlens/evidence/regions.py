@@ -5,13 +5,13 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any, Literal, Union
 
 import numpy as np
 
 from mmlens.errors import RegionError
+from mmlens.evidence.masks import Mask
 
 Units = Literal["pixels", "fraction", "thousandths", "points"]
 UNITS: tuple[Units, ...] = ("pixels", "fraction", "thousandths", "points")
@@ -40,7 +40,9 @@ def _check_units(units: Any, page_size: Any) -> None:
             expected="page_size=(width, height) in points with units='points', and only then",
             fix="Box.from_xyxy(60, 100, 300, 260, units='points', page_size=(612, 792))",
         )
-    if page_size is not None and not (len(_numbers(*page_size)) == 2 and min(_numbers(*page_size)) > 0):
+    if page_size is not None and not (
+        isinstance(page_size, list | tuple) and len(page_size) == 2 and 0 < min(_numbers(*page_size)) < math.inf
+    ):
         raise RegionError(f"page_size={page_size}", expected="(width, height) above 0, in points", fix="(612, 792)")
 
 
@@ -74,6 +76,8 @@ class Box:
 
     def __post_init__(self) -> None:
         _check_units(self.units, self.page_size)
+        for name, value in zip(("x0", "y0", "x1", "y1"), _numbers(*self.corners)):
+            object.__setattr__(self, name, value)
         if not all(map(math.isfinite, self.corners)):
             raise RegionError(f"a box from {self.corners}", expected="finite numbers", fix="check the record")
         if not (self.x0 < self.x1 and self.y0 < self.y1):
@@ -136,9 +140,6 @@ class Box:
         return Box(x0, y0, x1, y1)
 
 
-WHOLE = Box(0.0, 0.0, 1.0, 1.0, "fraction")
-
-
 @dataclass(frozen=True)
 class Polygon:
     """One or several closed outlines; a point belongs to the region if any of them holds it.
@@ -161,6 +162,15 @@ class Polygon:
 
     def __post_init__(self) -> None:
         _check_units(self.units, self.page_size)
+        try:
+            rings = tuple(tuple((float(x), float(y)) for x, y in ring) for ring in self.rings)
+        except (TypeError, ValueError, OverflowError):
+            raise RegionError(
+                f"outlines {self.rings!r}",
+                expected="outlines of points (x, y)",
+                fix="Polygon.from_points([(x, y), ...])",
+            ) from None
+        object.__setattr__(self, "rings", rings)
         if not self.rings or any(len(set(ring)) < 3 for ring in self.rings):
             raise RegionError(
                 f"a polygon with outlines of {[len(r) for r in self.rings]} points",
@@ -175,7 +185,10 @@ class Polygon:
         cls, points: Iterable[Sequence[float]], *, units: Units = "pixels", page_size: Size | None = None
     ) -> Polygon:
         """One outline from its points (x, y)."""
-        pairs = [_numbers(*p) for p in points]
+        try:
+            pairs = [_numbers(*p) for p in points]
+        except TypeError:
+            raise RegionError(f"points {points!r}", expected="pairs (x, y)", fix="[(0, 0), (40, 0), (0, 30)]") from None
         if any(len(p) != 2 for p in pairs):
             raise RegionError(f"points {pairs[:3]}", expected="pairs (x, y)", fix="Polygon.from_flat takes x, y, x, y")
         return cls((tuple((p[0], p[1]) for p in pairs),), units, page_size)
@@ -185,7 +198,12 @@ class Polygon:
         cls, rings: Iterable[Sequence[float]], *, units: Units = "pixels", page_size: Size | None = None
     ) -> Polygon:
         """Several outlines, each as x, y, x, y, ... (COCO's `segmentation`)."""
-        flat = [_numbers(*ring) for ring in rings]
+        try:
+            flat = [_numbers(*ring) for ring in rings]
+        except TypeError:
+            raise RegionError(
+                f"outlines {rings!r}", expected="a list of outlines, each x, y, x, y, ...", fix="[[0, 0, 40, 0, 0, 30]]"
+            ) from None
         if any(len(ring) % 2 for ring in flat):
             raise RegionError("an outline of an odd count of numbers", expected="x, y, x, y, ...", fix="check the data")
         return cls(tuple(tuple(zip(r[::2], r[1::2])) for r in flat), units, page_size)
@@ -200,73 +218,6 @@ class Polygon:
         from mmlens.evidence.area import area_of
 
         return area_of([self], width, height).total()
-
-
-@dataclass(frozen=True, eq=False)
-class Mask:
-    """Any set of pixels of a picture.
-
-    Attributes
-    ----------
-    pixels
-        Boolean array (height, width); a mask of another size than the picture is stretched onto it.
-    """
-
-    pixels: np.ndarray = field(repr=False)
-
-    def __post_init__(self) -> None:
-        array = np.asarray(self.pixels)
-        if array.ndim != 2 or array.dtype not in (np.bool_, np.uint8) or 0 in array.shape:
-            raise RegionError(
-                f"a mask given as {array.dtype} array of shape {array.shape}",
-                expected="a boolean array (height, width)",
-                fix="Mask(array > 0)",
-            )
-        object.__setattr__(self, "pixels", array.astype(bool))
-
-    @cached_property
-    def integral(self) -> np.ndarray:
-        """(height + 1, width + 1): how many pixels lie above and left of each corner."""
-        height, width = self.pixels.shape
-        whole = np.zeros((height + 1, width + 1))
-        np.cumsum(np.cumsum(self.pixels, 0, dtype=np.int64), 1, out=whole[1:, 1:])
-        return whole
-
-    @classmethod
-    def from_rle(cls, counts: str | bytes | Sequence[int], *, size: tuple[int, int]) -> Mask:
-        """From COCO's run lengths, plain or compressed; `size` is COCO's (height, width), runs go down columns."""
-        runs = _unpacked(counts) if isinstance(counts, str | bytes) else list(counts)
-        height, width = size
-        if sum(runs) != height * width or any(r < 0 for r in runs):
-            raise RegionError(
-                f"runs over {sum(runs)} pixels for a mask of {height} x {width}",
-                expected="runs that fill the mask",
-                fix="check the record; `size` is (height, width)",
-            )
-        flat = np.repeat(np.arange(len(runs)) % 2 == 1, runs)
-        return cls(flat.reshape(width, height).T)
-
-
-def _unpacked(text: str | bytes) -> list[int]:
-    """Run lengths of COCO's compressed form: 5 bits a character, low first; from the third on, differences."""
-    codes = [c - 48 for c in (text.encode("ascii") if isinstance(text, str) else text)]
-    runs: list[int] = []
-    at = 0
-    while at < len(codes):
-        value = shift = 0
-        while True:
-            if at >= len(codes):
-                raise RegionError("compressed run lengths that break off", expected="whole ones", fix="check the data")
-            code = codes[at]
-            at += 1
-            value |= (code & 31) << shift
-            shift += 5
-            if not code & 32:
-                break
-        if code & 16:
-            value -= 1 << shift
-        runs.append(value + (runs[-2] if len(runs) > 2 else 0))
-    return runs
 
 
 Shape = Union[Box, Polygon, Mask]
@@ -294,8 +245,11 @@ class Tube:
     def __post_init__(self) -> None:
         if self.by not in ("frame", "second"):
             raise RegionError(f"by={self.by!r}", expected="'frame' or 'second'", fix="Tube.from_frames({12: box})")
-        times = [when for when, _ in self.places]
-        if not times or times != sorted(set(times)) or times[0] < 0:
+        try:
+            times = [float(when) for when, _ in self.places]
+        except (TypeError, ValueError):
+            times = []
+        if not times or times != sorted(set(times)) or not 0 <= times[0] <= times[-1] < math.inf:
             raise RegionError(
                 f"a tube at {times[:6]}",
                 expected="at least one place, each at its own time of 0 or later",
@@ -324,6 +278,8 @@ class Tube:
     @classmethod
     def span(cls, start: float, end: float, *, by: Literal["frame", "second"] = "second") -> Tube:
         """The whole picture from `start` to `end`, both included: evidence in time only."""
+        if not (isinstance(start, int | float) and isinstance(end, int | float) and start <= end):
+            raise RegionError(f"a span from {start!r} to {end!r}", expected="start <= end", fix="Tube.span(1.0, 2.5)")
         return cls(((start, WHOLE), (end, WHOLE)) if end > start else ((start, WHOLE),), by, True)
 
     def at(self, *, frame: int, second: float) -> Shape | None:
@@ -349,6 +305,9 @@ class Page:
 
     number: int
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "number", _index(self.number))
+
 
 @dataclass(frozen=True)
 class PageRegion:
@@ -363,6 +322,15 @@ class PageRegion:
 
     number: int
     region: Shape
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "number", _index(self.number))
+        if not isinstance(self.region, Box | Polygon | Mask):
+            raise RegionError(
+                f"a region on picture {self.number} given as {type(self.region).__name__}",
+                expected="a Box, Polygon or Mask",
+                fix="PageRegion(2, Box.from_xyxy(x0, y0, x1, y1)); a whole picture is Page(2)",
+            )
 
 
 Region = Union[Box, Polygon, Mask, Tube, Page, PageRegion]
@@ -387,10 +355,21 @@ def picture_of(region: Region, default: int) -> int:
     return region.number if isinstance(region, Page | PageRegion) else default
 
 
+def _index(number: Any) -> int:
+    if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 0:
+        raise RegionError(
+            f"picture number {number!r}", expected="an int, from 0", fix="count the prompt's pictures from 0"
+        )
+    return int(number)
+
+
 def _numbers(*values: Any) -> tuple[float, ...]:
     try:
         return tuple(float(v) for v in values)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise RegionError(
             f"a box from {values}", expected="four numbers", fix="Box.from_xyxy(x0, y0, x1, y1)"
         ) from None
+
+
+WHOLE = Box(0.0, 0.0, 1.0, 1.0, "fraction")

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from mmlens.errors import GeometryError
+from mmlens.errors import GeometryError, OptionError
 from mmlens.evidence.views import Kind, PictureViews, Size
 from mmlens.families.layout import Item, Layout, Segments
 
@@ -154,6 +154,22 @@ def number(source: Any, name: str, *keys: str, options: Mapping[str, Any] | None
             fix="load the processor from the checkpoint's own files",
         )
     return value
+
+
+def checked_options(processor: Any, options: Any) -> dict[str, Any]:
+    """`images_kwargs` whose names the picture processor knows; it would ignore others without a word."""
+    if options is None:
+        return {}
+    part = getattr(processor, "image_processor", None)
+    known = set(getattr(getattr(part, "valid_kwargs", None), "__annotations__", {}))
+    unknown = sorted(map(str, set(options) - known)) if isinstance(options, Mapping) else [repr(options)]
+    if unknown:
+        raise OptionError(
+            f"images_kwargs with {', '.join(unknown)}",
+            expected=f"names that {type(part).__name__} knows: {', '.join(sorted(known))}",
+            fix="check the spelling",
+        )
+    return dict(options)
 
 
 def root(n: int) -> int:

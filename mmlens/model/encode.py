@@ -19,7 +19,7 @@ from mmlens.errors import (
 )
 from mmlens.evidence.locate import Sampling
 from mmlens.evidence.regions import as_regions
-from mmlens.families.base import Family
+from mmlens.families.base import Family, checked_options
 from mmlens.families.layout import Item
 from mmlens.model.guard import check_inputs
 from mmlens.model.pictures import load_picture
@@ -29,7 +29,19 @@ from mmlens.model.video import Video, VideoFile, frames_of, processor_options, r
 from mmlens.model.wording import Span, refuse_unknown, render, tokenize, with_text_roles
 
 
-def make_examples(
+def make_examples(question: Any, images: Any, *, fps: Any = None, max_frames: Any = None, **more: Any) -> list[Example]:
+    """Examples from the forms that `vlm.prompt` takes; frame options without any video raise."""
+    built = _examples(question, images, fps=fps, max_frames=max_frames, **more)
+    if (fps, max_frames) != (None, None) and not any(e.videos for e in built):
+        raise OptionError(
+            f"fps={fps}, max_frames={max_frames} for a prompt without a video",
+            expected="videos= with them",
+            fix="leave them out",
+        )
+    return built
+
+
+def _examples(
     question: Any,
     images: Any,
     *,
@@ -80,7 +92,7 @@ def make_examples(
             )
         columns[name] = value
     return [
-        make_examples(q, **{k: v[i] for k, v in columns.items()}, system=system, fps=fps, max_frames=max_frames)[0]
+        _examples(q, **{k: v[i] for k, v in columns.items()}, system=system, fps=fps, max_frames=max_frames)[0]
         for i, q in enumerate(question)
     ]
 
@@ -170,7 +182,13 @@ def encode(
     texts = [text for text, _ in rendered]
     for text, example in zip(texts, examples):
         _check_marks(text, example, family, processor)
-    options = _picture_options(processor, images_kwargs)
+    options = checked_options(processor, images_kwargs)
+    if options and not any(e.images for e in examples):
+        raise OptionError(
+            f"images_kwargs={images_kwargs} for a prompt without pictures",
+            expected="pictures: these options do not reach videos",
+            fix="leave it out; options of the video processor are set on it",
+        )
     encoded = _call(processor, texts, examples, family, options)
     offsets = torch.as_tensor(encoded.pop("offset_mapping")).tolist()
     replaced = encoded.pop("text_replacement_offsets", None)
@@ -184,7 +202,9 @@ def encode(
     real = inputs["attention_mask"].bool()
     spans = [[tuple(s) for s, keep in zip(row, kept) if keep] for row, kept in zip(offsets, real.tolist())]
     inputs = append_tokens(inputs, [a[:-1] for a in answers], pad_id=_pad_id(processor))
-    expanded = [_Expanded(text, (replaced or [[]] * len(texts))[i] or []) for i, text in enumerate(texts)]
+    # without any picture some processors return an empty tensor here, not a list for each text
+    rows = replaced if isinstance(replaced, list) and len(replaced) == len(texts) else [()] * len(texts)
+    expanded = [_Expanded(text, list(row)) for text, row in zip(texts, rows)]
     every = [[i for i, keep in enumerate(row) if keep] for row in inputs["attention_mask"].tolist()]
     columns = [row[: len(row) - n] for row, n in zip(every, forced)]
     for i, ids in enumerate(inputs["input_ids"].tolist()):
@@ -204,21 +224,6 @@ def encode(
         if example.distractors:
             prompt.roles[i]["distractor"] = located(prompt, i, example.distractors)
     return prompt
-
-
-def _picture_options(processor: Any, options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """`images_kwargs` whose names the picture processor knows; it would ignore others without a word."""
-    if not options:
-        return {}
-    known = set(getattr(getattr(processor.image_processor, "valid_kwargs", None), "__annotations__", {}))
-    unknown = sorted(set(options) - known)
-    if unknown:
-        raise OptionError(
-            f"images_kwargs with {', '.join(unknown)}",
-            expected=f"names that {type(processor.image_processor).__name__} knows: {', '.join(sorted(known))}",
-            fix="check the spelling",
-        )
-    return dict(options)
 
 
 def _call(
@@ -250,13 +255,17 @@ def _call(
                 **options,
             )
         )
-    except ValueError as error:
-        shown = [p for of_one in pictures for p in of_one] + [video.frames[0] for video in videos]
-        given = ", ".join(f"{p.width} x {p.height}" for p in shown)
+    except (ValueError, TypeError, RuntimeError) as error:
+        told = [f"{p.width} x {p.height}" for of_one in pictures for p in of_one]
+        told += [f"{len(v)} frames of {v.size[0]} x {v.size[1]}" for v in videos]
+        what = "videos" if videos else "pictures"
+        fix = "crop or scale them first" + (f", or check images_kwargs={dict(images_kwargs)}" if images_kwargs else "")
+        if videos:
+            fix = "give each at least two frames; this processor may take clips of one length only (max_frames=)"
         raise PictureError(
-            f"the processor refuses pictures of {given or 'no size'}: {error}",
-            expected="pictures that this model's processor takes",
-            fix="crop or scale them first",
+            f"the processor refuses {what} of {', '.join(told) or 'no size'}: {str(error).strip().splitlines()[0]}",
+            expected=f"{what} that this model's processor takes",
+            fix=fix,
         ) from error
 
 

@@ -32,7 +32,7 @@ def load_picture(picture: Any) -> Image.Image:
         if isinstance(picture, np.ndarray) and picture.dtype == np.uint8 and picture.ndim in (2, 3):
             return Image.fromarray(picture).convert("RGB")
         if isinstance(picture, Image.Image):
-            return picture.convert("RGB")
+            return _rgb(picture)
     except (OSError, UnidentifiedImageError, Image.DecompressionBombError, SyntaxError, ValueError, TypeError) as error:
         shown = picture if isinstance(picture, str | Path) else type(picture).__name__
         raise PictureError(
@@ -50,6 +50,20 @@ def load_picture(picture: Any) -> Image.Image:
     )
 
 
+def _rgb(image: Image.Image) -> Image.Image:
+    """Eight bits a channel; greys of 16 bits are scaled. Transparency is dropped, as transformers' own loader does."""
+    if image.mode.startswith("I;16"):
+        grey = np.asarray(image).astype(np.uint32)
+        return Image.fromarray(((grey + 128) // 257).astype(np.uint8)).convert("RGB")
+    if image.mode in ("I", "F"):
+        raise PictureError(
+            f"a picture of mode {image.mode!r}, whose range nobody knows",
+            expected="8 or 16 bits a channel",
+            fix="scale it to 0..255 first: Image.fromarray((x * 255).astype('uint8'))",
+        )
+    return image.convert("RGB")
+
+
 def _decoded(file: Any) -> Image.Image:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is below
@@ -60,4 +74,4 @@ def _decoded(file: Any) -> Image.Image:
                     expected=f"at most {MOST_PIXELS} pixels; larger ones are refused before they are decoded",
                     fix="scale it down first",
                 )
-            return opened.convert("RGB")
+            return _rgb(opened)

@@ -52,9 +52,10 @@ class Place:
 def item_number(prompt: Prompt, image: int, example: int) -> int:
     """Which item of the batch picture `image` of an example is."""
     mine = [n for n, item in enumerate(prompt.items) if item.example == example]
-    if not 0 <= example < len(prompt) or not 0 <= image < len(mine):
+    whole = all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in (image, example))
+    if not whole or not 0 <= example < len(prompt) or not 0 <= image < len(mine):
         raise RegionError(
-            f"image {image} of example {example}",
+            f"image {image!r} of example {example!r}",
             expected=f"an example below {len(prompt)} and an image below {len(mine)}",
             fix="count both from 0",
         )
@@ -132,11 +133,14 @@ def located(prompt: Prompt, example: int, regions: Sequence[Region]) -> tuple[in
 
 def _token_values(prompt: Prompt, values: Any, item: Item) -> np.ndarray:
     """A value for each of the item's own tokens, from any per-token vector."""
-    if isinstance(values, TokenSet):
+    if isinstance(values, TokenSet) and len(values.per_example) == len(prompt):
         shares = values.shares[item.example] if values.shares else (1.0,) * len(values.per_example[item.example])
         held = dict(zip(values.per_example[item.example], shares))
         return np.array([held.get(c, 0.0) for c in item.columns])
-    array = values.detach().float().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values, float)
+    try:
+        array = values.detach().float().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values, float)
+    except (TypeError, ValueError):
+        array = np.empty((0, 0, 0))
     if array.ndim == 2 and array.shape == (len(prompt), prompt.n_columns):
         array = array[item.example]
     if array.shape == (prompt.n_columns,):

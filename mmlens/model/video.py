@@ -28,6 +28,14 @@ class Default(Enum):
     MAX_FRAMES = 64
 
 
+def _is_rate(fps: Any) -> bool:
+    return isinstance(fps, int | float) and not isinstance(fps, bool) and fps > 0 and isfinite(fps)
+
+
+def _is_count(n: Any) -> bool:
+    return isinstance(n, int | np.integer) and not isinstance(n, bool)
+
+
 SUFFIXES = (".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v", ".mpg", ".mpeg", ".ts", ".flv")
 
 
@@ -51,9 +59,10 @@ class VideoFile:
                 expected="a path to a video file",
                 fix="frames_of(frames) for frames that are already decoded",
             )
-        if self.begin < 0 or (self.end is not None and self.end <= self.begin):
+        whole = _is_count(self.begin) and (self.end is None or _is_count(self.end))
+        if not whole or self.begin < 0 or (self.end is not None and self.end <= self.begin):
             raise VideoError(
-                f"frames [{self.begin}, {self.end}) of {str(self.path)!r}",
+                f"frames [{self.begin!r}, {self.end!r}) of {str(self.path)!r}",
                 expected="0 <= begin < end, in the file's own frames",
                 fix="VideoFile(path, begin=0, end=None) for the whole file",
             )
@@ -122,9 +131,9 @@ def sample_frames(
     2. More than `max_frames` candidates are thinned to the candidates numbered
        round(linspace(0, count - 1, max_frames)): the first and the last stay (the first alone for `max_frames=1`).
     """
-    if fps is not None and not (fps > 0 and isfinite(fps)):
+    if fps is not None and not _is_rate(fps):
         raise OptionError(f"fps={fps!r}", expected="frames per second, above 0", fix="fps=2.0, or None for every frame")
-    if max_frames is not None and max_frames < 1:
+    if max_frames is not None and not (_is_count(max_frames) and max_frames >= 1):
         raise OptionError(f"max_frames={max_frames!r}", expected="1 or more", fix="max_frames=64, or None for no limit")
     known = times.times if isinstance(times, VideoInfo) else times
     begin, end = _span(begin, end, len(known))
@@ -213,7 +222,7 @@ def frames_of(frames: Sequence[Any] | np.ndarray, *, fps: float = 2.0) -> Video:
             expected="a list of pictures, or a uint8 array (frame, height, width, 3)",
             fix="decode it to frames first: videos=[[frame, frame, ...]]",
         )
-    if not (fps > 0 and isfinite(fps)):
+    if not _is_rate(fps):
         raise OptionError(f"fps={fps!r}", expected="frames per second, above 0", fix="fps=2.0")
     shown = tuple(load_picture(frame) for frame in frames)
     if len({frame.size for frame in shown}) > 1:

@@ -56,13 +56,19 @@ class Overlay:
         path = Path(path)
         if path.suffix.lower() not in (".html", ".png"):
             raise OptionError(f"a figure saved as {path.name!r}", expected="a .html or .png file", fix="tokens.html")
-        if path.suffix.lower() == ".png":
+        try:
+            if path.suffix.lower() == ".html":
+                return write(path, self._page())
             path.parent.mkdir(parents=True, exist_ok=True)
             self.image().save(path)
-            return path
-        return write(
-            path, document(self.title, f"<main>{self._section()}</main>", libraries=(), charts={}, patterns={})
-        )
+        except OSError as error:
+            raise OptionError(
+                f"{path} cannot be written: {error}", expected="a file in a writable folder", fix="give another path"
+            ) from error
+        return path
+
+    def _page(self) -> str:
+        return document(self.title, f"<main>{self._section()}</main>", libraries=(), charts={}, patterns={})
 
     def show(self) -> None:
         """Show in a notebook, or open the PNG."""
@@ -137,7 +143,7 @@ def overlay(
     number = item_number(prompt, one_picture(regions, image), example)
     item, shown, source = prompt.items[number], prompt.views(number), prompt.examples[example]
     index = sum(other.example == example for other in prompt.items[:number])
-    frames = source.videos[0].frames if item.kind == "video" else (source.images[index],)
+    frames = source.videos[index].frames if item.kind == "video" else (source.images[index],)
     when = item.sampling
     panels = panels_of(
         shown,
@@ -168,12 +174,21 @@ def panels_of(
     panels = []
     for view in looks:
         mine = found.by_view.get(view.name, {})
-        frame = view.frames[0] if view.frames else 0
+        frame = _telling(view.frames, regions, sampling)
         cells = tuple((*view.source_box(o), share, names[o]) for o, share in mine.items())
         title = f"{view.name}: {view.rows} x {view.cols} tokens, {len(mine)} under the region"
         lines = _lines(view)
         panels.append(Panel(title, frames[frame], cells, lines, _outlines(regions, shown, sampling, frame)))
     return tuple(panels)
+
+
+def _telling(frames: Sequence[int], regions: Sequence[Any], sampling: Any) -> int:
+    """Of frames that share their tokens, the first that holds some of the region."""
+    for frame in frames:
+        at = (frame, frame / 2) if sampling is None else (sampling.indices[frame], sampling.times[frame])
+        if any(not isinstance(r, Tube) or r.at(frame=at[0], second=at[1]) is not None for r in regions):
+            return frame
+    return frames[0] if frames else 0
 
 
 def _note(positions: Sequence[int]) -> str:
@@ -244,7 +259,9 @@ def _drawn(panel: Panel, width: int) -> Image.Image:
     layer = Image.new("RGBA", size, (11, 18, 32, 64))
     draw = ImageDraw.Draw(layer)
     for x0, y0, x1, y1, share, _ in panel.cells:
-        draw.rectangle((x0 * scale, y0 * scale, x1 * scale - 1, y1 * scale - 1), fill=(*HIT, int(40 + 125 * share)))
+        left, top = x0 * scale, y0 * scale
+        corner = max(x1 * scale - 1, left), max(y1 * scale - 1, top)  # cells thinner than a drawn pixel
+        draw.rectangle((left, top, *corner), fill=(*HIT, int(40 + 125 * share)))
     for x in panel.lines[0]:
         draw.line((x * scale, 0, x * scale, size[1]), fill=(*EDGE, 90))
     for y in panel.lines[1]:
