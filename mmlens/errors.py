@@ -158,6 +158,10 @@ class HeadError(MMLensError):
     """Heads, or a number of heads, that this model does not have."""
 
 
+class MetricError(MMLensError):
+    """Numbers or options for which a metric has no sound answer."""
+
+
 # Tasks, scans, options
 class UnknownTaskError(MMLensError):
     """A task name that nothing registers."""
