@@ -48,6 +48,10 @@ def _task(name: str, data: str | None, options: list[str] | None) -> Any:
         key, sign, value = text.partition("=")
         if not sign:
             raise OptionError(f"--option {text}", expected="name=value", fix="--option n_objects=4")
+        if key in ("name", "path"):
+            raise OptionError(
+                f"--option {text}", expected="an option of the task", fix="the task's name and --data say this"
+            )
         try:
             chosen[key] = json.loads(value)
         except ValueError:
@@ -66,7 +70,7 @@ def _table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     table = Table(*columns, title=title, title_justify="left")
     for row in rows:
         table.add_row(*row)
-    Console().print(table)
+    Console(markup=False, emoji=False).print(table)  # a file may be called [/b]
 
 
 @app.command()

@@ -284,3 +284,16 @@ def test_verify_tells_every_check_and_exits_with_one_on_a_fault(monkeypatch, cap
     monkeypatch.setitem(verify._CHECKS, "finite", lambda vlm, prompt: (False, "planted"))
     code, out, _ = _run(monkeypatch, capsys, "verify", "toy-qwen3-vl")
     assert code == 1 and "FAIL" in out and "planted" in out
+
+
+@pytest.mark.parametrize("text", ["path=3", "name=x"])
+def test_an_option_that_says_the_task_again_is_a_message(monkeypatch, capsys, tmp_path, text):
+    code, _, err = _run(monkeypatch, capsys, "tasks", "check", "jsonl", str(tmp_path), "-o", text)
+    assert code == 2 and "OptionError" in err and f"--option {text}" in err
+
+
+def test_names_in_a_table_are_no_markup(monkeypatch, capsys, tmp_path):
+    row = {"id": "[/b]", "question": "q", "answer": "a", "images": ["[/b].png"]}
+    (tmp_path / "examples.jsonl").write_text(json.dumps(row))
+    code, out, _ = _run(monkeypatch, capsys, "tasks", "check", "jsonl", str(tmp_path))
+    assert code == 1 and "[/b].png is missing" in out

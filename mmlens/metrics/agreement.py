@@ -91,11 +91,14 @@ def jaccard(a: Scores, b: Scores, k: int) -> float:
     Examples
     --------
     >>> from mmlens.metrics import jaccard
-    >>> jaccard([4, 3, 2, 1], [4, 3, 1, 2], 3)
+    >>> round(jaccard([4, 3, 2, 1], [4, 3, 1, 2], 3), 6)
     0.5
     """
-    o = topk_overlap(a, b, k)
-    return o / (2 - o)
+    a, b = _pair(a, b)
+    if k == 0:
+        return math.nan
+    one, other = (set(top_k(s, k).tolist()) for s in (a, b))
+    return len(one & other) / len(one | other)
 
 
 @dataclass(frozen=True)

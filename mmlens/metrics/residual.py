@@ -161,7 +161,7 @@ def rid(before: State, after: State, *, rtol: Rtol = None) -> Float[Tensor, "*ba
     >>> import torch
     >>> from mmlens.metrics import rid
     >>> x = torch.randn(5, 8)
-    >>> float(rid(x, 3 * x)) < 1e-12
+    >>> float(rid(x, 2 * x)) < 1e-12
     True
     """
     return rid_parts(before, after, rtol=rtol).total

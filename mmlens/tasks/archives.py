@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lzma
 import shutil
 import stat
 import tarfile
@@ -14,6 +15,17 @@ from typing import Any
 
 from mmlens.errors import DataError
 
+# RuntimeError: an encrypted zip, and one of a compression that nobody has; ValueError: names that are no text.
+BROKEN = (
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    EOFError,
+    OSError,
+    RuntimeError,
+    ValueError,
+)
 LARGEST_ARCHIVE = 50 * 2**30  # bytes, unpacked
 LARGEST_RATIO = 200  # unpacked over packed; JSON text packs 10 to 30 times
 
@@ -24,15 +36,16 @@ def extract(archive: str | Path, into: str | Path) -> list[Path]:
     Raises
     ------
     DataError
-        At the first member that would leave the folder, is neither file nor folder, or would make the whole more than
-        50 GiB or 200 times the archive; what came before it stays.
+        For a file that is missing, broken, encrypted or no archive; and at the first member that would leave the
+        folder, is neither file nor folder, or would make the whole more than 50 GiB or 200 times the archive. What came
+        before it stays.
     """
     archive, into = Path(archive), Path(into)
-    into.mkdir(parents=True, exist_ok=True)
-    most = min(LARGEST_ARCHIVE, LARGEST_RATIO * max(archive.stat().st_size, 2**20))
     written: list[Path] = []
     total = 0
     try:
+        into.mkdir(parents=True, exist_ok=True)
+        most = min(LARGEST_ARCHIVE, LARGEST_RATIO * max(archive.stat().st_size, 2**20))
         for name, size, plain, source in _members(archive):
             target = into / name
             total += size
@@ -44,9 +57,11 @@ def extract(archive: str | Path, into: str | Path) -> list[Path]:
             with source() as packed, target.open("wb") as file:
                 shutil.copyfileobj(packed, file)
             written.append(target)
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
+    except BROKEN as error:
         raise DataError(
-            f"{archive} cannot be unpacked: {error}", expected="a whole .zip, .tar or .tar.gz", fix="download it again"
+            f"{archive} cannot be unpacked into {into}: {error}",
+            expected="a whole .zip, .tar or .tar.gz without a password, and a folder that can be written",
+            fix="download it again, or unpack it by hand",
         ) from None
     return written
 

@@ -54,6 +54,8 @@ class Example:
     distractors: tuple[Region, ...] = field(default=(), repr=False)
     choices: tuple[str, ...] = ()
     meta: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    # The reader's group, so that halves stay apart when examples are written and read again.
+    _group: str | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def answer(self) -> str | None:
@@ -97,16 +99,9 @@ class Task(ABC):
 
     def count(self, split: Split, n: int | None = None, seed: int = 0) -> int:
         """How many examples these arguments mean; raises OptionError for ones that mean nothing."""
-        if split not in SPLITS:
-            raise OptionError(
-                f"split={split!r}", expected="'rank' or 'judge'", fix="scans rank, task.evaluate judges; no other half"
-            )
         n = self.default_n if n is None else n
-        for name, value, least in (("n", n, 1), ("seed", seed, 0)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise OptionError(
-                    f"{name}={value!r}", expected=f"an int, at least {least}", fix=f"leave {name}= out, or give one"
-                )
+        _check_half(split)
+        _check_ints(("n", n, 1), ("seed", seed, 0))
         return n
 
     def examples(self, split: Split, n: int | None = None, seed: int = 0) -> list[Example]:
@@ -174,6 +169,27 @@ class Half:
     def sample(self, n: int, seed: int = 0) -> list[Example]:
         """The first `n` examples of this half in the order of a seed."""
         return self.task.examples(self.name, n, seed)
+
+
+def check_index(split: Any, index: Any, seed: Any) -> None:
+    """OptionError unless these name an example."""
+    _check_half(split)
+    _check_ints(("index", index, 0), ("seed", seed, 0))
+
+
+def _check_half(split: Any) -> None:
+    if split not in SPLITS:
+        raise OptionError(
+            f"split={split!r}", expected="'rank' or 'judge'", fix="scans rank, task.evaluate judges; no other half"
+        )
+
+
+def _check_ints(*given: tuple[str, Any, int]) -> None:
+    for name, value, least in given:
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise OptionError(
+                f"{name}={value!r}", expected=f"an int, at least {least}", fix=f"leave {name}= out, or give one"
+            )
 
 
 def shuffled(n: int, seed: int) -> list[int]:

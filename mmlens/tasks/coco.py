@@ -161,7 +161,9 @@ class CocoInstances(BoxTask):
                 for a in things
                 if counts[a["category_id"]] == 1 and not a.get("iscrowd")
             ]
-        return Records(rows)
+        records = Records(rows)
+        records.source = str(found[0])
+        return records
 
     def record_id(self, row: Row) -> str:
         return str(row["annotation"]["id"])
@@ -181,5 +183,5 @@ class CocoInstances(BoxTask):
             id=self.record_id(row),
             images=(self.folder.find(self.instances.images[row["image_id"]]["file_name"], *PLACES),),
             distractors=self.instances.others(annotation),
-            meta={"size": size, "category": category},
+            meta={"picture_size": size, "category": category},
         )

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import io
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, ClassVar
 
 from PIL import Image
 
 from mmlens.errors import DataError, OptionError, PictureError, RegionError, VideoError
-from mmlens.evidence.regions import Box, Page, PageRegion, Tube
-from mmlens.model.pictures import load_picture
-from mmlens.model.video import VideoFile, probe, read_video
-from mmlens.tasks.base import SPLITS, Example, Half, Split, Task, shuffled
+from mmlens.evidence.regions import Box
+from mmlens.tasks.base import SPLITS, Example, Half, Split, Task, check_index, shuffled
+from mmlens.tasks.checks import check_example
 from mmlens.tasks.rows import Fault, Folder, Row, Rows
 
 
@@ -30,7 +29,7 @@ class Check:
     n_usable
         Records that make an example.
     faults
-        For every other record, why not, by id.
+        For every other record, why not, by id; "b (2)" is the second of the id b.
     """
 
     n_usable: int
@@ -91,6 +90,11 @@ class DataTask(Task):
         self.path, self.subset, self.batch = path, subset, batch
         self.hub = path.removeprefix("hub:") if isinstance(path, str) and path.startswith("hub:") else None
         self.faults: dict[str, str] = {}
+        self._noted: dict[Any, str] = {}  # the key in `faults` of the record at a position
+        self._counted: Counter[str] = Counter()
+        self._first: dict[str, Any] = {}  # where an id stands first, and where again
+        self._again: dict[str, dict[Any, None]] = {}
+        self._good: dict[Any, bool] = {}
         self._draws: dict[tuple[Split, int], _Draw] = {}
         self._halves: dict[Split, list[Any]] | None = None
         self.rows = self.open()
@@ -139,7 +143,8 @@ class DataTask(Task):
 
     def check(self) -> Check:
         """Read everything, pictures too."""
-        self.faults.clear()
+        for held in (self.faults, self._noted, self._counted, self._good):
+            held.clear()
         n = sum(1 for _ in self)
         return Check(n, dict(self.faults))
 
@@ -159,6 +164,7 @@ class DataTask(Task):
 
     def example(self, split: Split, index: int, seed: int) -> Example:
         """Example number `index` of a half, in the order of a seed."""
+        check_index(split, index, seed)
         self._fill(split, seed, index + 1)
         found = self._draws[split, seed].found
         if index >= len(found):
@@ -188,7 +194,7 @@ class DataTask(Task):
         if self.rows.streamed:
             return
         first = list(islice(self.rows.outline(), 20))
-        why = "it is empty"
+        why = f"{self.rows.source or 'it'} holds no records"
         for _, row in first:
             try:
                 if isinstance(row, Fault):
@@ -236,9 +242,11 @@ class DataTask(Task):
                         raise row
                     if not self.belongs(row):
                         continue
-                    self._halves[self._half(row)].append(position)
+                    half, name = self._half(row), self.record_id(row)
+                    self._halves[half].append(position)
+                    self._stands(name, position)
                 except (Fault, *FAULTS) as error:
-                    self.faults[f"record at {position}"] = _reason(error)
+                    self._note(f"record at {position}", position, error)
         mine = self._halves[split]
         for i in shuffled(len(mine), seed):
             try:
@@ -257,76 +265,87 @@ class DataTask(Task):
             name = self.record_id(row)
             if not self.belongs(row):
                 return None
+            again = self._stands(name, position)
             if split is not None and self._half(row) != split:
                 return None
-            example = self.read(row)
-            _check_pictures(example)
-            _check_video(example)
+            example = self._checked(row)
+            if again and self._good_before(name, position):
+                raise Fault(f"the id {name!r} stands twice")
             return example
         except (Fault, *FAULTS) as error:
-            self.faults[name] = _reason(error)
+            self._note(name, position, error)
             return None
+
+    def _checked(self, row: Row) -> Example:
+        example = self.read(row)
+        check_example(example)
+        object.__setattr__(example, "_group", self.group(row))
+        return example
+
+    def _note(self, name: str, position: Any, error: Exception) -> None:
+        name = _printable(name)
+        where = name if self.rows.streamed else position  # places in a stream change with its order
+        if where not in self._noted:
+            key = name
+            while key in self.faults:
+                self._counted[name] += 1
+                key = f"{name} ({self._counted[name] + 1})"
+            self._noted[where] = key
+        self.faults[self._noted[where]] = _reason(error)
+
+    def _stands(self, name: str, position: Any) -> bool:
+        """Whether a record's id stands in an earlier one too, as far as the files were read in order."""
+        if self.rows.streamed or self._first.setdefault(name, position) == position:
+            return False
+        self._again.setdefault(name, {})[position] = None
+        return True
+
+    def _good_before(self, name: str, position: Any) -> bool:
+        """Whether a record of the same id before this one is usable."""
+        earlier = takewhile(lambda p: p != position, self._again[name])
+        return any(self._is_good(p) for p in (self._first[name], *earlier))
+
+    def _is_good(self, position: Any) -> bool:
+        if position not in self._good:
+            try:
+                self._checked(self.rows.get(position))
+                self._good[position] = True
+            except (Fault, *FAULTS):
+                self._good[position] = False
+        return self._good[position]
 
 
 # What a record of another form than expected, or a broken file, raises.
-FAULTS = (KeyError, IndexError, TypeError, ValueError, AttributeError, PictureError, RegionError, VideoError)
+FAULTS = (
+    KeyError,
+    IndexError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    OverflowError,
+    MemoryError,
+    RuntimeError,
+    OSError,
+    PictureError,
+    RegionError,
+    VideoError,
+)
+LONGEST = 240  # characters of a reason
 
 
 def _reason(error: Exception) -> str:
     """One short sentence."""
-    if isinstance(error, KeyError):
-        return f"the record lacks {error}"
     said = (str(error).splitlines() or [type(error).__name__])[0]
-    told = isinstance(error, Fault | PictureError | RegionError | VideoError)
-    return said if told else f"the record has another form than expected: {said}"
+    if isinstance(error, KeyError):
+        said = f"the record lacks {error}"
+    elif not isinstance(error, Fault | PictureError | RegionError | VideoError):
+        said = f"the record has another form than expected: {said}"
+    said = _printable(said)
+    return said if len(said) <= LONGEST else said[: LONGEST - 3] + "..."
 
 
-def _check_pictures(example: Example) -> None:
-    """Every picture decodes, has the size that its record says, and overlaps each of its boxes."""
-    sizes = [load_picture(picture).size for picture in example.pictures]
-    said = example.meta.get("size")
-    if said is not None and sizes and tuple(said) != sizes[0]:
-        raise Fault(
-            "the file says that its picture is turned (EXIF), and the boxes are for the turned one"
-            if is_turned(example.pictures[0])
-            else f"the picture has {sizes[0][0]} x {sizes[0][1]} pixels, not {said[0]} x {said[1]} as the record says"
-        )
-    for region in (*example.evidence, *example.distractors):
-        number = region.number if isinstance(region, Page | PageRegion) else 0
-        shape = region.region if isinstance(region, PageRegion) else region
-        if isinstance(shape, Tube) or (example.video is not None and not sizes):
-            continue
-        if not 0 <= number < len(sizes):
-            raise Fault(f"evidence on picture {number} of {len(sizes)}")
-        if isinstance(shape, Page):
-            continue
-        if said is None and is_turned(example.pictures[number]):
-            raise Fault("the file says that its picture is turned (EXIF), and the record not which way its boxes are")
-        if isinstance(shape, Box):
-            shape.clip(*sizes[number])
-
-
-def _check_video(example: Example) -> None:
-    """A video file decodes where the example begins, and has the frames that the example and its tubes name."""
-    if not isinstance(example.video, str | Path | VideoFile):
-        return
-    clip = example.video if isinstance(example.video, VideoFile) else VideoFile(example.video)
-    n = probe(clip.path).n_frames
-    read_video(clip, indices=[clip.begin])
-    for tube in (*example.evidence, *example.distractors):
-        if isinstance(tube, Tube) and tube.by == "frame" and tube.places[-1][0] >= n:
-            raise Fault(f"evidence in frame {tube.places[-1][0]:g} of a video of {n}")
-
-
-def is_turned(picture: Any) -> bool:
-    """Whether a picture file asks viewers to turn it (EXIF orientation)."""
-    if isinstance(picture, str | Path):
-        with Image.open(picture) as opened:
-            return opened.getexif().get(0x0112, 1) != 1
-    if isinstance(picture, bytes):
-        with Image.open(io.BytesIO(picture)) as opened:
-            return opened.getexif().get(0x0112, 1) != 1
-    return isinstance(picture, Image.Image) and picture.getexif().get(0x0112, 1) != 1
+def _printable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()  # half a surrogate pair cannot be written anywhere
 
 
 def box_inside(box: Box, width: float, height: float, *, slack: float = 1.0) -> Box:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import posixpath
 from functools import cache
 from importlib.resources import files
+from math import isfinite
 from pathlib import Path
 from typing import Any, ClassVar
 
 from mmlens.model.video import VideoFile
 from mmlens.tasks.base import Example
 from mmlens.tasks.data import DataTask
+from mmlens.tasks.frames import StoredFrames
 from mmlens.tasks.regions_json import from_json, region_of
 from mmlens.tasks.rows import Fault, Folder, JsonLines, Row, Rows
 from mmlens.tasks.scoring import choice_letter, exact
@@ -32,6 +35,13 @@ def faulty_field(row: Row) -> str | None:
         return "answers: needed, or answer, and not both"
     if sum(name in row for name in ("images", "pages", "video")) > 1:
         return "images, pages, video: at most one of the three"
+    video = row.get("video")
+    if isinstance(video, dict):
+        if ("path" in video) == ("frames" in video):
+            return "video: path, or frames, and not both"
+        for name, of in (("begin", "path"), ("end", "path"), ("fps", "frames")):
+            if name in video and of not in video:
+                return f"video.{name}: only with {of}"
     error = best_match(_validator().iter_errors(row))
     if error is None:
         return None
@@ -66,11 +76,14 @@ class JsonLinesTask(DataTask):
         return str(row["id"])
 
     def group(self, row: Row) -> str:
-        shown = [*(row.get("images") or ()), *(row.get("pages") or ())]
+        shown = [*(row.get("images") or ()), *(row.get("pages") or ())][:1]
         video = row.get("video")
-        if isinstance(video, dict):
-            video = video.get("path") or ",".join(map(str, video.get("frames", ())))
-        return str(row.get("group") or (shown[0] if shown else video) or row["id"])
+        if not shown and video is not None:
+            shown = (
+                [video] if isinstance(video, str) else [video["path"]] if "path" in video else video.get("frames", ())
+            )
+        # "0.png" and "./0.png" are one file
+        return str(row.get("group") or ",".join(posixpath.normpath(str(name)) for name in shown) or row["id"])
 
     def read(self, row: Row) -> Example:
         wrong = faulty_field(row)
@@ -97,10 +110,16 @@ class JsonLinesTask(DataTask):
         if isinstance(given, str):
             return str(self.folder.inside(given))
         if "frames" in given:
-            return [self.folder.inside(name) for name in given["frames"]]
-        if "path" not in given:
-            raise Fault("video: neither path nor frames")
-        return VideoFile(self.folder.inside(given["path"]), given.get("begin", 0), given.get("end"))
+            frames = [self.folder.inside(name) for name in given["frames"]]
+            if "fps" not in given:
+                return frames
+            if not isfinite(given["fps"]):
+                raise Fault(f"video.fps: {given['fps']}")
+            return StoredFrames(frames, fps=given["fps"])
+        end = given.get("end")
+        return VideoFile(
+            self.folder.inside(given["path"]), int(given.get("begin", 0)), None if end is None else int(end)
+        )
 
     def score(self, said: str, example: Example) -> float:
         if _letters(example):

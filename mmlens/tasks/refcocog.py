@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -133,7 +134,7 @@ class RefCocoG(BoxTask):
             images=(self.folder.find(self.instances.images[row["image_id"]]["file_name"], *PLACES),),
             distractors=self.instances.others(annotation),
             meta={
-                "size": size,
+                "picture_size": size,
                 "category": self.instances.categories[annotation["category_id"]],
                 "split": f"UMD {self.subset}",
                 "annotation": annotation["id"],
@@ -144,14 +145,12 @@ class RefCocoG(BoxTask):
     def _named(self, example: Example, words: str) -> Example:
         assert self.instances is not None
         question = f"What kind of thing is {words}? Answer with its name."
-        return Example(
-            **{
-                **vars(example),
-                "question": question,
-                "answers": (example.meta["category"],),
-                "subject": subject_in(question, words, "is ", "?"),
-                "choices": tuple(sorted(self.instances.categories.values())),
-            }
+        return replace(
+            example,
+            question=question,
+            answers=(example.meta["category"],),
+            subject=subject_in(question, words, "is ", "?"),
+            choices=tuple(sorted(self.instances.categories.values())),
         )
 
     def _shipped(self, row: Row) -> Example:
@@ -189,7 +188,7 @@ class RefCocoG(BoxTask):
             size,
             id=self.record_id(row),
             images=(self.folder.find(image["file_name"], *PLACES),),
-            meta={"size": size, "split": f"UMD {self.subset}", "annotation": row["ann_id"]},
+            meta={"picture_size": size, "split": f"UMD {self.subset}", "annotation": row["ann_id"]},
         )
 
     # ------------------------------------------------------------------ answers

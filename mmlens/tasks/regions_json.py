@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -21,14 +22,22 @@ def _shape(item: Mapping[str, Any], shared: Mapping[str, Any]) -> Shape:
         rings = item["polygon"]
         rings = rings if isinstance(rings[0][0], list | tuple) else [rings]
         return Polygon(tuple(tuple((float(x), float(y)) for x, y in ring) for ring in rings), **units)
-    height, width = item["rle"]["size"]
-    return Mask.from_rle(item["rle"]["counts"], size=(height, width))
+    height, width = map(int, item["rle"]["size"])  # 3.0 is an integer to a schema
+    counts = item["rle"]["counts"]
+    return Mask.from_rle(counts if isinstance(counts, str) else list(map(int, counts)), size=(height, width))
+
+
+def _when(value: float) -> float:
+    """A time of a tube: whole numbers as int; OverflowError beyond all floats."""
+    if not isfinite(float(value)):
+        raise RegionError(f"a tube at {value}", expected="a finite time", fix="check the record")
+    return int(value) if float(value).is_integer() and abs(value) < 2**53 else float(value)
 
 
 def region_of(item: Mapping[str, Any]) -> Region:
     """The region that a JSON object of the schema describes."""
     if "page" in item:
-        return Page(item["page"])
+        return Page(int(item["page"]))
     if "tube" in item:
         by = {"frame" if "frame" in place else "second" for place in item["tube"]}
         if len(by) != 1:
@@ -36,10 +45,10 @@ def region_of(item: Mapping[str, Any]) -> Region:
                 "a tube by frames and seconds", expected="one of the two", fix="choose one for all places"
             )
         (unit,) = by
-        places = tuple(sorted(((p[unit], _shape(p, item)) for p in item["tube"]), key=lambda p: p[0]))
+        places = tuple(sorted(((_when(p[unit]), _shape(p, item)) for p in item["tube"]), key=lambda p: p[0]))
         return Tube(places, "frame" if unit == "frame" else "second", item.get("between", unit == "second"))
     shape = _shape(item, item)
-    return PageRegion(item["image"], shape) if "image" in item else shape
+    return PageRegion(int(item["image"]), shape) if "image" in item else shape
 
 
 def runs_of(mask: Mask) -> dict[str, Any]:
@@ -98,9 +107,12 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """What `to_json` made; lists become tuples."""
+    """What `to_json` made; lists become tuples. A "region" that describes none is somebody's own word."""
     if isinstance(value, dict):
         if set(value) == {"region"} and isinstance(value["region"], dict):
-            return region_of(value["region"])
+            try:
+                return region_of(value["region"])
+            except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RegionError):
+                pass
         return {k: from_json(v) for k, v in value.items()}
     return tuple(map(from_json, value)) if isinstance(value, list) else value

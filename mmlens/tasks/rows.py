@@ -33,9 +33,14 @@ class Folder:
         if not isinstance(name, str) or not name or "\0" in name:
             raise Fault(f"a file named {name!r}")
         path = self.root / name
-        if Path(name).is_absolute() or not path.resolve().is_relative_to(self._real):
+        try:
+            leaves = Path(name).is_absolute() or not path.resolve().is_relative_to(self._real)
+            exists = path.is_file()
+        except (OSError, RuntimeError, ValueError) as error:  # too long a name, links in a circle
+            raise Fault(f"no file can be named {name[:60]!r}: {_why(error)}") from None
+        if leaves:
             raise Fault(f"the path {name!r} leaves the data set's folder")
-        if not path.is_file():
+        if not exists:
             raise Fault(f"{name} is missing")
         return path
 
@@ -43,7 +48,11 @@ class Folder:
         """The file that a record names, in the root or in the first of the folders `under` (globs) that has it."""
         if isinstance(name, str) and name and "\0" not in name and not Path(name).is_absolute():
             for place in (self.root, *(p for pattern in under for p in self._folders(pattern))):
-                if (place / name).is_file():
+                try:
+                    exists = (place / name).is_file()
+                except (OSError, ValueError):
+                    break  # `inside` says why
+                if exists:
                     return self.inside(str((place / name).relative_to(self.root)))
         return self.inside(name)
 
@@ -67,15 +76,23 @@ class Folder:
         return sorted({p for name in names for p in self.root.glob(name) if p.is_file()})
 
 
+def _why(error: Exception) -> str:
+    """An error's words, without the file name that OSError repeats."""
+    return (isinstance(error, OSError) and error.strerror) or str(error)[:120]
+
+
 class Rows(ABC):
     """Records in file order. A broken one comes as a Fault in its place.
 
     Attributes
     ----------
+    source
+        The file that they come from, where it is one.
     streamed
         Whether rows come over the network, so that `get` is slow and `shuffled` is what gives an order.
     """
 
+    source: str = ""
     streamed = False
 
     @abstractmethod
@@ -123,7 +140,7 @@ class JsonLines(Rows):
     """One JSON object a line; only the line that is asked for is held."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.source = path, str(path)
 
     def __iter__(self) -> Iterator[tuple[int, Row | Fault]]:
         with self.path.open("rb") as file:
@@ -146,7 +163,7 @@ class Tsv(Rows):
     """Lines of cells between tabs, named by the first; a cell may be quoted, and as large as a picture."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.source = path, str(path)
         with path.open("rb") as file:
             self.names = next(_cells(file), [])
             self._first = file.tell()
@@ -210,6 +227,7 @@ class JsonList(Records):
         if not isinstance(found, list):
             raise DataError(f"{path} holds {type(found).__name__}", expected=layout, fix="check which file this is")
         super().__init__(found)
+        self.source = str(path)
 
 
 class Parquet(Rows):
@@ -226,6 +244,7 @@ class Parquet(Rows):
         import pyarrow.parquet as pq
 
         self.paths = tuple(paths)
+        self.source = ", ".join(map(str, self.paths[:3]))
         self.names: tuple[str, ...] = ()
         self._groups: list[int] = []
         self._starts: list[tuple[int, int, int]] = []  # (row over all files, file, row group)
@@ -291,7 +310,7 @@ class Each(Rows):
     """Every record once for each item of its list `key`; the item's number is added as "item"."""
 
     def __init__(self, rows: Rows, key: str) -> None:
-        self.rows, self.key, self.streamed = rows, key, rows.streamed
+        self.rows, self.key, self.streamed, self.source = rows, key, rows.streamed, rows.source
 
     def _split(self, found: Iterator[tuple[Any, Row | Fault]]) -> Iterator[tuple[tuple[Any, int], Row | Fault]]:
         for position, row in found:

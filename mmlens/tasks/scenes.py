@@ -12,7 +12,7 @@ from numpy import ndarray
 
 from mmlens.errors import OptionError
 from mmlens.evidence.regions import Box
-from mmlens.tasks.base import SPLITS, Example, Split, Task
+from mmlens.tasks.base import SPLITS, Example, Split, Task, check_index
 
 Domain = Literal["shapes", "digits"]
 
@@ -174,6 +174,7 @@ def named(variant: str, domain: Domain) -> str:
 
 def stream(split: Split, domain: Domain, index: int, seed: int, *variant: int) -> np.random.Generator:
     """The random numbers of one example; no two halves, domains or variants of the task share any."""
+    check_index(split, index, seed)
     # Halves are streams 0 and 1; training draws from stream 2 of another generator.
     return np.random.default_rng([seed, SPLITS.index(split), tuple(KINDS).index(domain), index, *variant])
 

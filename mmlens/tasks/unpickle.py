@@ -65,16 +65,20 @@ def load_plain(path: str | Path) -> Any:
     Raises
     ------
     DataError
-        For a pickle that holds anything but containers, strings, bytes, numbers, bools and None, and for files that are
-        too large, cut off or no pickle.
+        For a file that cannot be read, is too large, cut off or no pickle, and for pickles that hold anything but
+        containers, strings, bytes, numbers, bools and None.
     """
     path = Path(path)
-    size = path.stat().st_size
-    if size > LARGEST:
-        raise DataError(f"{path} has {size:,} bytes", expected=f"at most {LARGEST:,}", fix="check which file this is")
     try:
         with path.open("rb") as file:
+            size = path.stat().st_size
+            if size > LARGEST:
+                raise DataError(
+                    f"{path} has {size:,} bytes", expected=f"at most {LARGEST:,}", fix="check which file this is"
+                )
             return _Plain(_Bounded(file, size), encoding="latin1").load()
+    except OSError as error:
+        given = f"{path} cannot be read: {error.strerror}"
     except KeyError as error:
         given = f"{path} holds more than plain data: opcode {error}"
     except _BROKEN as error:

@@ -365,16 +365,16 @@ def test_readers_without_a_hub_form_say_so():
 def test_a_turned_picture_is_a_fault_where_boxes_depend_on_it(tmp_path):
     from mmlens.evidence.regions import Box
     from mmlens.tasks.base import Example
-    from mmlens.tasks.data import _check_pictures
+    from mmlens.tasks.checks import check_pictures
 
     path = fx.picture(tmp_path / "a.jpg", 64, 48, orientation=6)
     box = Box.from_xyxy(1, 2, 3, 4)
     asked = dict(id="1", question="q", answers=("a",), images=(path,))
-    _check_pictures(Example(**asked))  # without boxes nothing depends on it
-    _check_pictures(Example(**asked, evidence=(box,), meta={"size": (64, 48)}))
+    check_pictures(Example(**asked))  # without boxes nothing depends on it
+    check_pictures(Example(**asked, evidence=(box,), meta={"picture_size": (64, 48)}))
     with pytest.raises(Fault, match="EXIF"):
-        _check_pictures(Example(**asked, evidence=(box,)))
+        check_pictures(Example(**asked, evidence=(box,)))
     with pytest.raises(Fault, match="EXIF"):
-        _check_pictures(Example(**asked, evidence=(box,), meta={"size": (48, 64)}))
+        check_pictures(Example(**asked, evidence=(box,), meta={"picture_size": (48, 64)}))
     with pytest.raises(Fault, match="64 x 48 pixels, not 10 x 10"):
-        _check_pictures(Example(**{**asked, "images": (Image.new("RGB", (64, 48)),)}, meta={"size": (10, 10)}))
+        check_pictures(Example(**{**asked, "images": (Image.new("RGB", (64, 48)),)}, meta={"picture_size": (10, 10)}))

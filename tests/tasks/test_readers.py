@@ -23,7 +23,7 @@ def test_refcocog_has_one_example_for_each_sentence(tmp_path, pickled):
         "Where is grey dog by the door? Answer with its box as x0, y0, x1, y1 in thousandths of the picture."
     )
     assert example.subject == "grey dog by the door" and example.images[0].name == "COCO_train2014_000000000042.jpg"
-    assert example.meta["size"] == (200, 180) and example.meta["split"] == "UMD val"
+    assert example.meta["picture_size"] == (200, 180) and example.meta["split"] == "UMD val"
     halves_share_nothing(task, lambda e: e.images[0])
 
 
