@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-Rows = Union[Bool[Tensor, "*batch row"], Sequence[int], None]
-Keys = Union[Bool[Tensor, "*batch key"], Sequence[int], None]
+Rows = Union[Bool[Tensor, "*#batch row"], Sequence[int], None]
+Keys = Union[Bool[Tensor, "*#batch key"], Sequence[int], None]
 
 
 def ram(pattern: Float[Tensor, "*batch head row key"], query: Rows, evidence: Keys) -> Float[Tensor, "*batch head"]:
