@@ -31,6 +31,7 @@ _HOME = {
     "load_task": "mmlens.tasks",
     "HeadScores": "mmlens.scores",
     "HeadSet": "mmlens.scores",
+    "LayerProfile": "mmlens.layers",
     "MMLensError": "mmlens.errors",
 }
 _ROOMS = ("errors", "evidence", "families", "interventions", "metrics", "model", "scan", "scores", "tasks", "tokens")
@@ -40,6 +41,7 @@ __all__ = ["__version__", *_HOME]
 if TYPE_CHECKING:
     from mmlens.errors import MMLensError
     from mmlens.evidence.regions import Box, Mask, Page, PageRegion, Polygon, Tube
+    from mmlens.layers import LayerProfile
     from mmlens.model.cache import ActivationCache
     from mmlens.model.decode import Generation
     from mmlens.model.hooked import HookedVLM

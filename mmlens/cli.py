@@ -304,7 +304,9 @@ def hooks(
 def scan(
     model: Model,
     task: TaskName = "scenes/image",
-    metric: Annotated[str, typer.Option(help="ram or lift.")] = "ram",
+    metric: Annotated[
+        str, typer.Option(help="One, or several joined by commas: ram,density_lift,concentration. See docs/metrics.md.")
+    ] = "ram",
     query: Annotated[
         str, typer.Option(help="Token group that asks: question, subject, last, output, ...")
     ] = "question",
@@ -322,36 +324,40 @@ def scan(
     as_json: Json = False,
 ) -> None:
     """Score every head of a model over a task."""
-    vlm = _load(model, device)
-    scores = vlm.scan(_task(task, data, option), metric=metric, query=query, n=n, seed=seed, split=split, out=out)
+    vlm, source = _load(model, device), _task(task, data, option)
+    options: dict[str, Any] = {"query": query, "n": n, "seed": seed, "split": split, "out": out}
+    names = metric.split(",")
+    if len(names) == 1:
+        found = {metric: vlm.scan(source, metric=metric, **options)}
+    else:
+        found = vlm.scan_many(source, metrics=names, **options)
     if plot is not None:
-        scores.plot().save(plot)
-    best = scores.to_pandas().dropna(subset=["rank"]).sort_values("rank").head(top)
+        for name, scores in found.items():
+            scores.plot().save(plot if len(names) == 1 else plot.with_name(f"{plot.stem}-{name}{plot.suffix}"))
     if as_json:
-        _print_json(
-            {
-                "n": len(scores.samples),
-                "n_valid": scores.n_valid,
-                "reasons": dict(scores.reasons),
-                "top": [
-                    {k: float(v) if k in ("score", "low", "high") else int(v) for k, v in r.items()}
-                    for _, r in best.iterrows()
-                ],
-                "provenance": dict(scores.provenance),
-            }
-        )
+        told = {name: _scores_json(scores, top) for name, scores in found.items()}
+        _print_json(told[metric] if len(names) == 1 else told)
         return
-    rows = [
-        [
-            str(int(r["rank"])),
-            f"L{int(r['layer'])} H{int(r['head'])}",
-            f"{r['score']:.4f}",
-            f"{r['low']:.4f} to {r['high']:.4f}",
+    for name, scores in found.items():
+        rows = [
+            [str(r["rank"]), f"L{r['layer']} H{r['head']}", f"{r['score']:.4f}", f"{r['low']:.4f} to {r['high']:.4f}"]
+            for r in _scores_json(scores, top)["top"]
         ]
-        for _, r in best.iterrows()
-    ]
-    title = f"{metric} over {task}, query {query}: {scores.n_valid} of {len(scores.samples)} examples"
-    _table(title, ["rank", "head", metric, "95 % interval"], rows)
+        title = f"{name} over {task}, query {query}: {scores.n_valid} of {len(scores.samples)} examples"
+        _table(title, ["rank", "head", name, "95 % interval"], rows)
+
+
+def _scores_json(scores: Any, top: int) -> dict[str, Any]:
+    best = scores.to_pandas().dropna(subset=["rank"]).sort_values("rank").head(top)
+    return {
+        "n": len(scores.samples),
+        "n_valid": scores.n_valid,
+        "reasons": dict(scores.reasons),
+        "top": [
+            {k: float(v) if k in ("score", "low", "high") else int(v) for k, v in r.items()} for _, r in best.iterrows()
+        ],
+        "provenance": dict(scores.provenance),
+    }
 
 
 @app.command()

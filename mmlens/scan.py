@@ -7,7 +7,7 @@ import os
 import platform
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -16,11 +16,11 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from mmlens.errors import OptionError, RunFolderError, TokenGroupError, UnknownTaskError
-from mmlens.metrics import lift, ram
+from mmlens.metrics.scanned import SCANNED, Asked
 from mmlens.model.hooked import HookedVLM
 from mmlens.model.prompt import Prompt
 from mmlens.model.requests import pad_rows
@@ -29,7 +29,7 @@ from mmlens.scores import HeadScores, write_whole
 from mmlens.tasks.base import Example, Split, Task
 from mmlens.tokens import Group, PerExample, TokenSet
 
-METRICS = ("ram", "lift")
+METRICS = tuple(SCANNED)
 QUERIES = ("question", "subject", "last", "output")
 
 
@@ -239,8 +239,51 @@ def scan(
     ------
     OptionError, TokenGroupError, RunFolderError
     """
-    if metric not in METRICS:
-        raise OptionError(f"metric={metric!r}", expected=f"one of {', '.join(METRICS)}", fix="see docs/metrics.md")
+    return _scan(vlm, task, (metric,), {"kind": "scan", "metric": metric}, query, n, seed, split, out)[metric]
+
+
+def scan_many(
+    vlm: HookedVLM,
+    task: Task,
+    *,
+    metrics: Sequence[str],
+    query: Group = "question",
+    n: int | None = None,
+    seed: int = 0,
+    split: Split = "rank",
+    out: str | Path | None = None,
+) -> dict[str, HeadScores]:
+    """Several metrics of every decoder head in one pass over a task; each as `scan` gives it.
+
+    Parameters
+    ----------
+    metrics
+        Names, each once; see `METRICS`.
+    query, n, seed, split, out
+        As for `scan`. With `out`, each metric's result is saved in a folder of its name inside.
+    """
+    if isinstance(metrics, str) or not metrics or len(set(metrics)) < len(metrics):
+        raise OptionError(
+            f"metrics={metrics!r}", expected="a list of different names", fix=f"metrics={list(METRICS[:2])}"
+        )
+    asked = {"kind": "scan_many", "metrics": list(metrics)}
+    return _scan(vlm, task, tuple(metrics), asked, query, n, seed, split, out)
+
+
+def _scan(
+    vlm: HookedVLM,
+    task: Task,
+    metrics: tuple[str, ...],
+    asked: dict[str, Any],
+    query: Group,
+    n: int | None,
+    seed: int,
+    split: Split,
+    out: str | Path | None,
+) -> dict[str, HeadScores]:
+    unknown = [m for m in metrics if m not in METRICS]
+    if unknown:
+        raise OptionError(f"metric={unknown[0]!r}", expected=f"one of {', '.join(METRICS)}", fix="see docs/metrics.md")
     if not isinstance(task, Task):
         raise UnknownTaskError(
             f"a task given as {type(task).__name__}",
@@ -258,10 +301,9 @@ def scan(
             fix="use a name expression, which means the same in every example",
         )
     identity = {
-        "kind": "scan",
+        **asked,
         "model": vlm.identity(),
         "task": task.identity(),
-        "metric": metric,
         "query": query if isinstance(query, str | int) else _described(query),
         "n": n,
         "seed": seed,
@@ -270,75 +312,98 @@ def scan(
         "versions": versions(),
     }
     folder = None if out is None else RunFolder(Path(out), identity)
-    done = {} if folder is None else folder.read()
+    done = {} if folder is None else {number: _as_now(*shard, metrics) for number, shard in folder.read().items()}
     answers = isinstance(query, str) and "output" in query
     todo = batches(vlm, task, split=split, n=n, seed=seed, answers=answers, skip=set(done))
     total = -(-n // task.batch)
-    for batch in track(todo, total=total - len(done), what=f"{metric} over {task.name}"):
-        asked = query if entries is None else PerExample(entries[batch.number * task.batch :][: len(batch.examples)])
-        done[batch.number] = _score_batch(vlm, batch, metric, asked)
+    for batch in track(todo, total=total - len(done), what=f"{', '.join(metrics)} over {task.name}"):
+        rows = query if entries is None else PerExample(entries[batch.number * task.batch :][: len(batch.examples)])
+        done[batch.number] = _score_batch(vlm, batch, metrics, rows)
         if folder is not None:
             folder.write(batch.number, *done[batch.number])
-    samples = np.concatenate([done[i][0] for i in range(total)])
-    reasons = {str(i * task.batch + int(k)): why for i in range(total) for k, why in done[i][1].items()}
-    scores = HeadScores(samples, json.loads(json.dumps(identity)), "decoder", "query", reasons)
-    if folder is not None:
-        scores.save(folder.folder)
-    return scores
+    found = {}
+    for i, metric in enumerate(metrics):
+        samples = np.concatenate([done[b][0][i] for b in range(total)])
+        reasons = {
+            str(b * task.batch + int(k.split("/")[0])): why
+            for b in range(total)
+            for k, why in done[b][1].items()
+            if k.split("/")[1] == metric
+        }
+        own = {**identity, "kind": "scan", "metric": metric}
+        own.pop("metrics", None)
+        scores = HeadScores(samples, json.loads(json.dumps(own)), "decoder", "query", reasons)
+        if folder is not None:
+            scores.save(folder.folder if len(metrics) == 1 and "metric" in asked else folder.folder / metric)
+        found[metric] = scores
+    return found
+
+
+def _as_now(values: np.ndarray, reasons: dict[str, str], metrics: Sequence[str]) -> tuple[np.ndarray, dict[str, str]]:
+    """A shard in today's form; earlier ones held a single metric without its name."""
+    if values.ndim == 4:
+        return values, reasons
+    return values[None], {f"{example}/{metrics[0]}": why for example, why in reasons.items()}
 
 
 def _described(query: Any) -> Any:
     return query.per_example if isinstance(query, TokenSet) else list(query)
 
 
-def _score_batch(vlm: HookedVLM, batch: Batch, metric: str, query: Group) -> tuple[np.ndarray, dict[str, str]]:
+def _score_batch(
+    vlm: HookedVLM, batch: Batch, metrics: Sequence[str], query: Group
+) -> tuple[np.ndarray, dict[str, str]]:
+    """(metric, example, layer, head) values, and the reasons of NaN ones by "example/metric"."""
     prompt = batch.prompt
     rows = prompt.tokens(query).per_example
-    evidence = [roles.get("evidence", ()) for roles in prompt.roles]
+    columns = {
+        "evidence": [roles.get("evidence", ()) for roles in prompt.roles],
+        "visual": [tuple(c for c in r.get("image", ()) if c not in r.get("newline", ())) for r in prompt.roles],
+        "distractor": [roles.get("distractor", ()) for roles in prompt.roles],
+    }
     reasons = {
-        str(i): why for i, (q, e) in enumerate(zip(rows, evidence)) if (why := _unsound(q, e, batch.examples[i]))
+        f"{i}/{metric}": why
+        for metric in metrics
+        for i, q in enumerate(rows)
+        if (why := _unsound(q, {k: columns[k][i] for k in sorted(SCANNED[metric].needs)}, batch.examples[i]))
     }
     # An unsound example keeps one row, so that the batch stays rectangular; its values are replaced by NaN.
     safe = tuple(q or prompt.roles[i]["last"] for i, q in enumerate(rows))
     index = pad_rows(safe)
-    keys = torch.zeros(len(prompt), prompt.n_columns, dtype=torch.bool)
-    for i, columns in enumerate(evidence):
-        keys[i, list(columns)] = True
+    masks = {name: torch.zeros(len(prompt), prompt.n_columns, dtype=torch.bool) for name in columns}
+    for name, per_example in columns.items():
+        for i, chosen in enumerate(per_example):
+            masks[name][i, list(chosen)] = True
     visible = index - torch.tensor([roles["all"][0] for roles in prompt.roles])[:, None] + 1
-    values = torch.full((len(prompt), vlm.n_layers, vlm.n_heads), torch.nan)
+    asked = Asked(index >= 0, visible=visible, **masks)
+    values = torch.full((len(metrics), len(prompt), vlm.n_layers, vlm.n_heads), torch.nan)
 
     def score(site: Site, pattern: Float[Tensor, "batch head row key"]) -> None:
-        values[:, site.layer] = _METRIC[metric](pattern, index >= 0, keys, visible).cpu()
+        here = asked.to(pattern.device)
+        for m, metric in enumerate(metrics):
+            values[m, :, site.layer] = SCANNED[metric].compute(pattern, here).float().cpu()
 
     vlm.reduce(prompt, {"pattern": score}, rows=TokenSet.of(*safe))
-    for example in reasons:
-        values[int(example)] = torch.nan
+    for key in reasons:
+        example, metric = key.split("/")
+        values[list(metrics).index(metric), int(example)] = torch.nan
     return values.numpy(), reasons
 
 
-def _unsound(query: Sequence[int], evidence: Sequence[int], example: Example) -> str | None:
-    if not evidence:
+def _unsound(query: Sequence[int], needed: dict[str, Sequence[int]], example: Example) -> str | None:
+    if "evidence" in needed and not needed["evidence"]:
         return "the model sees nothing of the evidence" if example.evidence else "the example has no evidence"
+    if "distractor" in needed and not needed["distractor"]:
+        return "the example has no distractors"
+    if "visual" in needed and not needed["visual"]:
+        return "the example has no picture"
     if not query:
         return "the query group is empty"
-    if max(query) < min(evidence):
-        return "every query token stands before the evidence"
+    keys = needed.get("evidence") or needed.get("visual") or (0,)
+    if max(query) < min(keys):
+        what = "evidence" if "evidence" in needed else "picture"
+        return f"every query token stands before the {what}"
     return None
-
-
-def _lift(
-    pattern: Float[Tensor, "batch head row key"],
-    query: Bool[Tensor, "batch row"],
-    evidence: Bool[Tensor, "batch key"],
-    visible: Tensor,
-) -> Float[Tensor, "batch head"]:
-    return lift(pattern, query, evidence, visible=visible.to(pattern.device))
-
-
-_METRIC: dict[str, Callable[..., Tensor]] = {
-    "ram": lambda pattern, query, evidence, visible: ram(pattern, query, evidence),
-    "lift": _lift,
-}
 
 
 # ---------------------------------------------------------------------- judging answers

@@ -104,6 +104,15 @@ def test_scan_then_ablate(monkeypatch, capsys, tmp_path):
     assert "these" in out
 
 
+def test_scan_of_several_metrics(monkeypatch, capsys, tmp_path):
+    argv = ["scan", "toy-qwen3-vl", "--metric", "ram,pointing", "--query", "subject", "--n", "4", "--top", "2"]
+    found = json.loads(_run(monkeypatch, capsys, *argv, "--plot", str(tmp_path / "map.html"), "--json")[1])
+    assert list(found) == ["pointing", "ram"] and all(len(of["top"]) == 2 for of in found.values())
+    assert (tmp_path / "map-ram.html").exists() and (tmp_path / "map-pointing.html").exists()
+    out = _run(monkeypatch, capsys, *argv)[1]
+    assert "ram over scenes/image" in out and "pointing over scenes/image" in out
+
+
 def test_demo_writes_the_page_and_the_results(monkeypatch, capsys, tmp_path):
     from mmlens.studies import core_heads
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mmlens.export import ActivationShards
+    from mmlens.layers import LayerProfile
     from mmlens.model.verify import Report
     from mmlens.scores import HeadScores
     from mmlens.tasks.base import Split, Task
@@ -539,6 +540,28 @@ class HookedVLM(Engine, ModelWeights):
         from mmlens.scan import scan
 
         return scan(self, task, metric=metric, query=query, n=n, seed=seed, split=split, out=out)
+
+    def scan_many(
+        self,
+        task: Task,
+        *,
+        metrics: Sequence[str],
+        query: Group = "question",
+        n: int | None = None,
+        seed: int = 0,
+        split: Split = "rank",
+        out: str | Path | None = None,
+    ) -> dict[str, HeadScores]:
+        """Score every head by several metrics in one pass; see `mmlens.scan.scan_many`."""
+        from mmlens.scan import scan_many
+
+        return scan_many(self, task, metrics=metrics, query=query, n=n, seed=seed, split=split, out=out)
+
+    def layer_profile(self, task: Task, **options: Any) -> LayerProfile:
+        """RID, MixIG, eRank and TME of every module, layer by layer; see `mmlens.layers.layer_profile`."""
+        from mmlens.layers import layer_profile
+
+        return layer_profile(self, task, **options)
 
     def ablate(self, heads: Any, *, mode: str = "output_zero") -> AbstractContextManager[HookedVLM]:
         """Switch heads off for a block; see `mmlens.interventions.ablate.ablate`."""

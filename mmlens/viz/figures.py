@@ -14,6 +14,7 @@ from mmlens.viz.html import document, escape, write
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
+    from mmlens.layers import LayerProfile
     from mmlens.scores import HeadScores, HeadSet
 
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, sans-serif'
@@ -92,7 +93,7 @@ def head_map(scores: HeadScores, *, mark: HeadSet | None = None) -> Figure:
             text=hover,
             hovertemplate="%{text}<extra></extra>",
             colorscale=[[0, "#f4f7fa"], [0.25, "#b9dbe3"], [0.55, "#4a9ab3"], [0.8, "#125d7a"], [1, "#062f45"]],
-            zmin=0,
+            zmin=min(0.0, float(finite.min())) if finite.size else 0,
             zmax=float(finite.max()) if finite.size else 1,
             xgap=2,
             ygap=2,
@@ -122,6 +123,50 @@ def head_map(scores: HeadScores, *, mark: HeadSet | None = None) -> Figure:
     )
     title = f"{metric.upper()} of every head" + (f", query: {query}" if query else "")
     return Figure(title, chart)
+
+
+def layer_lines(profile: LayerProfile, metric: str) -> Figure:
+    """One line for each module over the layers, with the bootstrap interval as a band."""
+    import plotly.graph_objects as go
+
+    mean, (low, high) = profile.values(metric), profile.interval(metric)
+    chart = go.Figure()
+    layers = list(range(mean.shape[1]))
+    for m, module in enumerate(profile.modules):
+        color = {"attn": COLORS["layer_matched"], "mlp": COLORS["top"]}[module]
+        chart.add_scatter(
+            x=layers + layers[::-1],
+            y=[*high[m].tolist(), *low[m][::-1].tolist()],
+            fill="toself",
+            fillcolor=color,
+            opacity=0.18,
+            line={"width": 0},
+            hoverinfo="skip",
+            showlegend=False,
+        )
+        told = [
+            f"{module}, layer {i}<br>{metric} {mean[m, i]:.4f} ({low[m, i]:.4f} to {high[m, i]:.4f})" for i in layers
+        ]
+        chart.add_scatter(
+            x=layers,
+            y=mean[m].tolist(),
+            name={"attn": "attention", "mlp": "MLP"}[module],
+            mode="lines+markers",
+            line={"color": color, "width": 2.5},
+            text=told,
+            hovertemplate="%{text}<extra></extra>",
+        )
+    chart.update_layout(
+        _layout(
+            xaxis={"title": {"text": "layer"}, "gridcolor": LINE, "dtick": 1 if len(layers) <= 16 else None},
+            yaxis={"title": {"text": metric}, "gridcolor": LINE, "zerolinecolor": LINE},
+            legend={"orientation": "h", "y": 1.1},
+            margin={"l": 60, "r": 12, "t": 12, "b": 46},
+            height=340,
+        )
+    )
+    tokens = profile.provenance.get("tokens", "all")
+    return Figure(f"{metric} by layer, over the tokens: {tokens}", chart)
 
 
 def dose_curve(

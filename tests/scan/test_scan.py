@@ -108,8 +108,8 @@ def test_a_question_before_its_picture_is_nan_not_zero(wrapped):
         [{"role": "user", "content": parts}], images=[tiny.picture(28, 28)], evidence=[Box.from_xyxy(0, 0, 28, 28)]
     )
     example = Example("a", "what", ("red",), evidence=(Box.from_xyxy(0, 0, 28, 28),))
-    values, reasons = _score_batch(wrapped, Batch(0, (example,), prompt), "ram", "question")
-    assert np.isnan(values).all() and reasons == {"0": "every query token stands before the evidence"}
+    values, reasons = _score_batch(wrapped, Batch(0, (example,), prompt), ("ram",), "question")
+    assert np.isnan(values).all() and reasons == {"0/ram": "every query token stands before the evidence"}
 
 
 def test_a_query_that_means_nothing_raises(toy, scenes):
@@ -368,3 +368,79 @@ def test_values_are_finite_and_shares(toy, scenes):
     assert scores.samples.shape == (10, 8, 12) and scores.samples.dtype == np.float32
     assert (scores.values >= 0).all() and (scores.values <= 1).all()
     assert torch.isfinite(torch.from_numpy(scores.samples)).all()
+
+
+# ---------------------------------------------------------------------- several metrics in one pass
+def test_many_metrics_are_each_as_alone(toy, scenes):
+    from mmlens.scan import METRICS
+
+    found = toy.scan_many(scenes, metrics=list(METRICS), query="subject", n=6)
+    assert list(found) == list(METRICS)
+    for metric, scores in found.items():
+        alone = toy.scan(scenes, metric=metric, query="subject", n=6)
+        assert np.array_equal(scores.samples, alone.samples, equal_nan=True)
+        assert scores.provenance == alone.provenance and scores.n_valid == 6
+    assert len({s.values.tobytes() for s in found.values()}) == len(METRICS)
+
+
+def test_many_metrics_run_the_model_once(toy, scenes, monkeypatch):
+    calls = []
+    real = type(toy).reduce
+    monkeypatch.setattr(type(toy), "reduce", lambda self, *a, **k: calls.append(1) or real(self, *a, **k))
+    toy.scan_many(scenes, metrics=["ram", "lift", "density_lift", "concentration"], n=4)
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    "metric", ["visual_share", "density_lift", "attention_sum", "contrast", "pointing", "concentration"]
+)
+def test_scanned_metrics_equal_patterns_read_one_by_one(toy, scenes, metric):
+    from mmlens import metrics as zoo
+
+    scores = toy.scan(scenes, metric=metric, query="subject", n=3)
+    for i, example in enumerate(scenes.examples("rank", 3, 0)):
+        prompt = toy.prompt(
+            example.question,
+            images=list(example.images),
+            subject=example.subject,
+            evidence=list(example.evidence),
+            distractors=list(example.distractors),
+        )
+        _, cache = toy.run_with_cache(prompt, "pattern", rows="subject")
+        e, v, d = (list(prompt.tokens(g).positions) for g in ("evidence", "image", "distractor"))
+        for layer in range(toy.n_layers):
+            p = cache["pattern", layer][0].double()
+            mean = p.mean(1)
+            true, other = mean[:, e].sum(1) / len(e), mean[:, d].sum(1) / len(d)
+            mine = {
+                "visual_share": (p[:, :, e].sum(-1) / p[:, :, v].sum(-1)).mean(1),
+                "density_lift": (p[:, :, e].sum(-1) / p[:, :, v].sum(-1)).mean(1) * len(v) / len(e),
+                "attention_sum": p[:, :, v].sum(-1).mean(1),
+                "contrast": (true / (true + other)).log(),
+                "pointing": torch.tensor([float(v[int(m[v].argmax())] in e) for m in mean]),
+                "concentration": zoo.concentration(mean[:, v]),
+            }[metric]
+            assert np.allclose(scores.samples[i, layer], mine.numpy(), atol=1e-4), (i, layer)
+
+
+def test_a_metric_asks_only_for_what_it_needs(toy, scenes):
+    found = toy.scan_many(Odd(scenes), metrics=["ram", "attention_sum"], query="subject", n=4)
+    assert found["ram"].n_valid == 3 and found["ram"].reasons == {"1": "the example has no evidence"}
+    assert found["attention_sum"].n_valid == 4 and not found["attention_sum"].reasons
+
+
+def test_many_metrics_are_saved_each_in_its_folder_and_resumed(toy, scenes, tmp_path, monkeypatch):
+    monkeypatch.setattr(Task, "batch", 2)
+    first = toy.scan_many(scenes, metrics=["ram", "lift"], n=6, out=tmp_path / "run")
+    assert HeadScores.load(tmp_path / "run/lift") == first["lift"]
+    (tmp_path / "run/shards/000001.safetensors").unlink()
+    again = toy.scan_many(scenes, metrics=["ram", "lift"], n=6, out=tmp_path / "run")
+    assert again["ram"] == first["ram"] and again["lift"] == first["lift"]
+    with pytest.raises(RunFolderError, match="metrics"):
+        toy.scan_many(scenes, metrics=["lift", "ram"], n=6, out=tmp_path / "run")
+
+
+@pytest.mark.parametrize("metrics", ["ram", [], ["ram", "ram"], ["ram", "mass"]])
+def test_metrics_that_do_not_exist_are_refused(as_users, toy, scenes, metrics):
+    with pytest.raises(OptionError):
+        toy.scan_many(scenes, metrics=metrics, n=2)
