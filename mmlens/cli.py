@@ -361,6 +361,72 @@ def _scores_json(scores: Any, top: int) -> dict[str, Any]:
 
 
 @app.command()
+def layers(
+    model: Model,
+    task: TaskName = "scenes/image",
+    metric: Annotated[str, typer.Option(help="Of rid, complexity, support, mixig, erank, tme; joined by commas.")] = (
+        "rid,mixig"
+    ),
+    tokens: Annotated[str, typer.Option(help="Token group that makes the states: all, image, question, ...")] = "all",
+    reference: Annotated[str, typer.Option(help="module or block_input.")] = "module",
+    norm: Annotated[bool, typer.Option(help="Normalise every token's state first.")] = False,
+    alpha: Annotated[
+        float, typer.Option(help="Sharpness of TME and MixIG: 1 as written, 8 as in the paper's code.")
+    ] = 1.0,
+    data: Data = None,
+    option: Options = None,
+    n: N = None,
+    seed: Seed = 0,
+    split: Annotated[str, typer.Option(help="rank or judge.")] = "rank",
+    out: Annotated[Path | None, typer.Option(help="Folder to save the profile in.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Also write each metric's lines as HTML: layers-rid.html, ...")
+    ] = None,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """What attention and MLP do to the residual stream, layer by layer: new directions, mixing of tokens."""
+    vlm, source = _load(model, device), _task(task, data, option)
+    names = metric.split(",")
+    profile = vlm.layer_profile(
+        source,
+        metrics=names,
+        tokens=tokens,
+        reference=reference,
+        norm=norm,
+        alpha=alpha,
+        n=n,
+        seed=seed,
+        split=split,
+    )
+    if out is not None:
+        profile.save(out)
+    if plot is not None:
+        for name in names:
+            profile.plot(name).save(plot.with_name(f"{plot.stem}-{name}{plot.suffix}"))
+    if as_json:
+        told = {
+            "n_valid": profile.n_valid,
+            "reasons": dict(profile.reasons),
+            "modules": list(profile.modules),
+            "mean": {name: profile.values(name).tolist() for name in names},
+            "provenance": dict(profile.provenance),
+        }
+        _print_json(told)
+        return
+    for name in names:
+        mean, (low, high) = profile.values(name), profile.interval(name)
+        rows = [
+            [
+                str(layer),
+                *(f"{mean[m, layer]:.4f} ({low[m, layer]:.4f} to {high[m, layer]:.4f})" for m in range(len(mean))),
+            ]
+            for layer in range(mean.shape[1])
+        ]
+        _table(f"{name} over {tokens} tokens of {task}, {profile.n_valid} examples", ["layer", *profile.modules], rows)
+
+
+@app.command()
 def verify(model: Model, device: Device = None, as_json: Json = False) -> None:
     """Check a model against itself, hook by hook; exit code 1 on a fault."""
     report = _load(model, device).verify()

@@ -113,6 +113,17 @@ def test_scan_of_several_metrics(monkeypatch, capsys, tmp_path):
     assert "ram over scenes/image" in out and "pointing over scenes/image" in out
 
 
+def test_layers(monkeypatch, capsys, tmp_path):
+    argv = ["layers", "toy-qwen3-vl", "--metric", "rid,mixig", "--tokens", "image", "--n", "2", "--alpha", "8"]
+    more = ["--out", str(tmp_path / "run"), "--plot", str(tmp_path / "layers.html"), "--json"]
+    found = json.loads(_run(monkeypatch, capsys, *argv, *more)[1])
+    assert found["modules"] == ["attn", "mlp"] and np.array(found["mean"]["rid"]).shape == (2, 8)
+    assert found["provenance"]["alpha"] == 8 and (tmp_path / "layers-mixig.html").exists()
+    assert (tmp_path / "run/profile.json").exists()
+    out = _run(monkeypatch, capsys, *argv)[1]
+    assert "rid over image tokens" in out and "attn" in out
+
+
 def test_demo_writes_the_page_and_the_results(monkeypatch, capsys, tmp_path):
     from mmlens.studies import core_heads
 
@@ -241,6 +252,8 @@ def test_options_of_a_task_reach_it(monkeypatch, capsys):
         (["ablate", "toy-qwen3-vl", "--heads", "0.0", "--k", "3"], "OptionError"),
         (["ablate", "toy-qwen3-vl", "--scores", "/nowhere"], "RunFolderError"),
         (["demo", "--model", "nobody/nothing"], "ModelNotFoundError"),
+        (["layers", "toy-qwen3-vl", "--metric", "rids", "--n", "2"], "OptionError"),
+        (["scan", "toy-qwen3-vl", "--metric", "ram,mass", "--n", "2"], "OptionError"),
         (["locate", "toy-qwen3-vl", "/nowhere.png", "--box", "0,0,9,9"], "PictureError"),
         (["locate", "toy-qwen3-vl", "/nowhere.mp4", "--box", "0,0,9,9"], "VideoError"),
         (["locate", "toy-qwen3-vl", "/nowhere.png", "--box", "0,0,9"], "OptionError"),

@@ -64,7 +64,7 @@ def test_located_tokens_over_many_sizes_and_boxes(family):
             found = vlm.prompt("what", images=[tiny.picture(*size)]).locate(Box.from_xywh(x0, y0, cell, cell))
             image = vlm.prompt("what", images=[tiny.picture(*size)]).tokens("image").positions
             assert [image.index(p) for p in found.positions] == [r * int(cols) + c], (size, r, c)
-            assert found.coverage[0] == pytest.approx([1.0])
+            assert found.coverage == pytest.approx((1.0,))
 
 
 def test_ragged_batches_of_many_shapes_equal_single_runs():
