@@ -30,7 +30,7 @@ test-slow: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n 2 --dist worksteal
 
 bench: install
-	cd benchmarks && for script in capture reading geometry; do ../$(BIN)/python $$script.py --json $$script.json || exit 1; done
+	cd benchmarks && for script in capture reading geometry metrics; do ../$(BIN)/python $$script.py --json $$script.json || exit 1; done
 
 docs: install
 	$(BIN)/mkdocs build --strict

@@ -128,12 +128,13 @@ class Universal:
 def universal_heads(scores: Sequence[Scores]) -> Universal:
     """U_k, the heads among the best k of all tasks, as a whole curve in k with its chance level.
 
+    Source: our reading of CoRe's "universal heads" (arXiv 2606.05843), whose k is not stated; hence the curve.
+
     Parameters
     ----------
     scores
         One array for each task, all of one shape.
 
-    Source: our reading of CoRe's "universal heads" (arXiv 2606.05843), whose k is not stated; hence the curve.
 
     Examples
     --------

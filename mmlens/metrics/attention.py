@@ -160,6 +160,8 @@ def spatial_entropy(grid: Any, *, subtract: float = 1.0, threshold: float = 1e-3
     The map less `subtract` times its mean, negative parts cut, binarised above `threshold`; 8-connected parts; entropy
     of their masses.
 
+    Source: Localization Heads, arXiv 2503.06287.
+
     Parameters
     ----------
     grid
@@ -167,7 +169,6 @@ def spatial_entropy(grid: Any, *, subtract: float = 1.0, threshold: float = 1e-3
     subtract
         1 as in the paper; a released version subtracts twice the mean.
 
-    Source: Localization Heads, arXiv 2503.06287.
 
     Examples
     --------
@@ -255,12 +256,13 @@ def sink_tokens(
 ) -> Bool[Tensor, "*batch pos"]:
     """Tokens with a massive activation: the largest of some features' absolute RMS-normed values is over a threshold.
 
+    Source: visual attention sinks, arXiv 2503.03321.
+
     Parameters
     ----------
     dims
         Sink features of the model: (1415, 2533) in LLaMA-2-7B, (2100, 4743) in 13B.
 
-    Source: visual attention sinks, arXiv 2503.03321.
     """
     x = hidden.float()
     normed = x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
@@ -310,6 +312,8 @@ def copy_hits(
 
     Each hit counts 1 / |needle|.
 
+    Source: Wu et al., arXiv 2404.15574 (who count runs with ROUGE-1 recall above 50 only).
+
     Parameters
     ----------
     rows
@@ -317,7 +321,6 @@ def copy_hits(
     keys, said
         Token ids of the prompt's keys, and of what was generated at each step.
 
-    Source: Wu et al., arXiv 2404.15574 (who count runs with ROUGE-1 recall above 50 only).
     """
     ids, spoken = torch.as_tensor(keys), torch.as_tensor(said)
     top = rows.argmax(-1)
