@@ -32,9 +32,20 @@ from mmlens.metrics.attention import (
 )
 from mmlens.metrics.ram import lift, macro_mean, ram
 from mmlens.metrics.residual import erank, grassmann, key_region_ratio, mixig, rid, rid_parts, tme
+from mmlens.metrics.statistics import (
+    against,
+    benjamini_hochberg,
+    bootstrap,
+    paired,
+    permutation_p,
+    split_half,
+)
 
 __all__ = [
+    "against",
     "attention_sum",
+    "benjamini_hochberg",
+    "bootstrap",
     "box_iou",
     "calibrated",
     "concentration",
@@ -54,6 +65,8 @@ __all__ = [
     "macro_mean",
     "mixig",
     "ocr_hits",
+    "paired",
+    "permutation_p",
     "pointing",
     "previous_token",
     "ram",
@@ -64,6 +77,7 @@ __all__ = [
     "sink_tokens",
     "spatial_entropy",
     "spearman",
+    "split_half",
     "tme",
     "top_k",
     "topk_overlap",
