@@ -361,6 +361,41 @@ def _scores_json(scores: Any, top: int) -> dict[str, Any]:
 
 
 @app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of scans of one model (or of models of one size).")],
+    k: Annotated[int, typer.Option(help="Best heads whose overlap is told.")] = 10,
+    as_json: Json = False,
+) -> None:
+    """Do scans agree on which heads matter: rank correlation, overlap of the best k, heads among the best of all."""
+    from mmlens.metrics import spearman, topk_overlap, universal_heads
+    from mmlens.scores import HeadScores
+
+    if len(runs) < 2:
+        raise OptionError(f"{len(runs)} run", expected="at least two", fix="mmlens compare runs/ram runs/lift")
+    scores = [HeadScores.load(run).values for run in runs]
+    pairs: list[dict[str, Any]] = [
+        {
+            "a": str(runs[i]),
+            "b": str(runs[j]),
+            "spearman": spearman(scores[i], scores[j]),
+            "overlap": topk_overlap(scores[i], scores[j], k),
+        }
+        for i in range(len(runs))
+        for j in range(i + 1, len(runs))
+    ]
+    shared = universal_heads(scores)
+    heads = [list(divmod(h, scores[0].shape[1])) for h in shared.heads(k)]
+    if as_json:
+        chance = float(shared.chance[k])
+        _print_json({"k": k, "pairs": pairs, "universal": heads, "universal_chance": chance})
+        return
+    rows = [[p["a"], p["b"], f"{p['spearman']:.3f}", f"{p['overlap']:.2f}"] for p in pairs]
+    _table(f"agreement of {len(runs)} scans", ["run", "with", "Spearman", f"top-{k} overlap"], rows)
+    named = " ".join(f"L{a}H{b}" for a, b in heads) or "none"
+    print(f"among the best {k} of every run: {named} ({shared.chance[k]:.2f} expected by chance)")
+
+
+@app.command()
 def layers(
     model: Model,
     task: TaskName = "scenes/image",

@@ -113,6 +113,21 @@ def test_scan_of_several_metrics(monkeypatch, capsys, tmp_path):
     assert "ram over scenes/image" in out and "pointing over scenes/image" in out
 
 
+def test_compare(monkeypatch, capsys, tmp_path):
+    for name, query in (("a", "subject"), ("b", "question")):
+        argv = ["scan", "toy-qwen3-vl", "--query", query, "--n", "4", "--out", str(tmp_path / name), "--json"]
+        _run(monkeypatch, capsys, *argv)
+    argv = ["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--k", "8"]
+    found = json.loads(_run(monkeypatch, capsys, *argv, "--json")[1])
+    (pair,) = found["pairs"]
+    assert -1 <= pair["spearman"] <= 1 and 0 <= pair["overlap"] <= 1
+    assert len(found["universal"]) == round(8 * pair["overlap"]) and found["universal_chance"] == pytest.approx(64 / 96)
+    out = _run(monkeypatch, capsys, *argv)[1]
+    assert "top-8 overlap" in out and "expected by chance" in out
+    same = json.loads(_run(monkeypatch, capsys, "compare", *[str(tmp_path / "a")] * 2, "--json")[1])
+    assert same["pairs"][0]["spearman"] == pytest.approx(1) and same["pairs"][0]["overlap"] == 1
+
+
 def test_layers(monkeypatch, capsys, tmp_path):
     argv = ["layers", "toy-qwen3-vl", "--metric", "rid,mixig", "--tokens", "image", "--n", "2", "--alpha", "8"]
     more = ["--out", str(tmp_path / "run"), "--plot", str(tmp_path / "layers.html"), "--json"]
@@ -252,6 +267,8 @@ def test_options_of_a_task_reach_it(monkeypatch, capsys):
         (["ablate", "toy-qwen3-vl", "--heads", "0.0", "--k", "3"], "OptionError"),
         (["ablate", "toy-qwen3-vl", "--scores", "/nowhere"], "RunFolderError"),
         (["demo", "--model", "nobody/nothing"], "ModelNotFoundError"),
+        (["compare", "/nowhere", "/nowhere"], "RunFolderError"),
+        (["compare", "/nowhere"], "OptionError"),
         (["layers", "toy-qwen3-vl", "--metric", "rids", "--n", "2"], "OptionError"),
         (["scan", "toy-qwen3-vl", "--metric", "ram,mass", "--n", "2"], "OptionError"),
         (["locate", "toy-qwen3-vl", "/nowhere.png", "--box", "0,0,9,9"], "PictureError"),
