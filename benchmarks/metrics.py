@@ -16,7 +16,8 @@ import common
 import torch
 
 from mmlens import HookedVLM, load_task
-from mmlens.metrics.residual import Spectrum, cut_of, tme
+from mmlens.metrics.mixing import tme
+from mmlens.metrics.residual import Spectrum, cut_of
 from mmlens.scan import METRICS
 
 LAYERS = 8

@@ -14,7 +14,8 @@ from numpy import ndarray
 from torch import Tensor
 
 from mmlens.errors import OptionError, RunFolderError
-from mmlens.metrics.residual import Rtol, Spectrum, cut_of, tme
+from mmlens.metrics.mixing import tme
+from mmlens.metrics.residual import Rtol, Spectrum, cut_of
 from mmlens.model.hooked import HookedVLM
 from mmlens.scan import batches, track, versions
 from mmlens.scores import N_RESAMPLES, write_whole

@@ -30,8 +30,9 @@ from mmlens.metrics.attention import (
     value_weighted,
     visual_share,
 )
+from mmlens.metrics.mixing import key_region_ratio, mixig, tme
 from mmlens.metrics.ram import lift, macro_mean, ram
-from mmlens.metrics.residual import erank, grassmann, key_region_ratio, mixig, rid, rid_parts, tme
+from mmlens.metrics.residual import erank, grassmann, rid, rid_parts
 from mmlens.metrics.statistics import (
     against,
     benjamini_hochberg,

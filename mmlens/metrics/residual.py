@@ -1,4 +1,4 @@
-"""What a module does to the residual stream: effective rank, new directions (RID), mixing of tokens (TME, MixIG).
+"""What a module does to the residual stream: effective rank, and new directions (RID).
 
 States are (token, feature). Everything is computed in float64, whatever dtype comes in; `*_reference` forms follow the
 definitions word by word, the others are fast forms tested against them.
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, Union
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from mmlens.errors import MetricError
@@ -52,7 +52,7 @@ def erank(x: State) -> Float[Tensor, "*batch"]:
     >>> erank(torch.eye(3))
     tensor(3.0000, dtype=torch.float64)
     """
-    return _erank(_singular(_finite(x)))
+    return _erank(_singular(finite(x)))
 
 
 def _erank(s: Float[Tensor, "*batch k"]) -> Float[Tensor, "*batch"]:
@@ -62,7 +62,7 @@ def _erank(s: Float[Tensor, "*batch k"]) -> Float[Tensor, "*batch"]:
     return torch.where(total[..., 0] > 0, entropy.exp(), torch.where(total[..., 0].isnan(), torch.nan, 0.0))
 
 
-def _finite(x: Tensor) -> Tensor:
+def finite(x: Tensor) -> Tensor:
     """In float64; a state with an infinity or NaN is NaN as a whole."""
     x = x.double()
     # an infinity or NaN anywhere makes the sum one; the whole state is looked at only then
@@ -102,7 +102,8 @@ def cut_of(x: Tensor, rtol: Rtol) -> float:
     return float(rtol)
 
 
-def _check_pair(before: Tensor, after: Tensor) -> None:
+def check_pair(before: Tensor, after: Tensor) -> None:
+    """Raise unless two states have one shape."""
     if before.shape != after.shape or before.ndim < 2:
         raise MetricError(
             f"states of shape {tuple(before.shape)} and {tuple(after.shape)}",
@@ -147,7 +148,7 @@ def rid_parts(before: State, after: State, *, rtol: Rtol = None) -> RidParts:
     >>> [round(float(p), 6) for p in (parts.complexity, parts.support, parts.total)]
     [0.333333, 0.57735, 0.910684]
     """
-    _check_pair(before, after)
+    check_pair(before, after)
     cut = cut_of(before, rtol)
     old = Spectrum.of(before)
     return old.to(Spectrum.of(after), cut)
@@ -169,9 +170,9 @@ def rid(before: State, after: State, *, rtol: Rtol = None) -> Float[Tensor, "*ba
 
 def rid_reference(before: State, after: State, *, rtol: Rtol = None) -> RidParts:
     """`rid_parts` as defined: two whole singular value decompositions."""
-    _check_pair(before, after)
+    check_pair(before, after)
     cut = cut_of(before, rtol)
-    x, y = _finite(before), _finite(after)
+    x, y = finite(before), finite(after)
     if bool(x.isnan().any() | y.isnan().any()):
         x, y, sound = _split_nan(x, y)
     else:
@@ -223,7 +224,7 @@ class Spectrum:
     @classmethod
     def of(cls, state: Tensor) -> Spectrum:
         """From a state in any dtype."""
-        x = _finite(state)
+        x = finite(state)
         short = x.shape[-2] <= x.shape[-1]
         gram = x @ x.mT if short else x.mT @ x
         return cls(x, gram, _spectrum(x, gram))
@@ -280,139 +281,6 @@ def _by_svd(before: Spectrum, after: Spectrum, cut: float) -> RidParts:
     return _parts(_erank(s), after.erank, left, right, y, kept.sum(-1))
 
 
-# ---------------------------------------------------------------------- TME, MixIG
-TmeRows = Literal["mean", "last", "all"]
-
-
-def tme(
-    x: State, *, alpha: float = 1.0, rows: TmeRows = "mean", normalize: bool = False, kernel: str = "shift"
-) -> Tensor:
-    """Token mixing entropy: how evenly a token's likeness is spread over all tokens, in nats.
-
-    z_t = x_t / ||x_t||;  w_tj = ((z_t . z_j + 1) / 2)^alpha;  P = w with rows summing to 1
-    TME = mean over t of -sum_j P_tj log P_tj
-
-    Parameters
-    ----------
-    alpha
-        Sharpness. At 1, as the paper writes it, ordinary states differ in the third digit only; its code uses 8.
-    rows
-        "mean" over all tokens, the "last" one only (a product of one row, no S x S), or "all" (a value for each token).
-    normalize
-        Divided by log S.
-    kernel
-        "shift": (cos + 1) / 2, or "relu": max(cos, 0).
-
-    Returns
-    -------
-    In [0, log S]; 0 for one token. Future tokens count: the definition has no causal mask. A zero row is as like one
-    token as any other.
-
-    Source: arXiv 2605.05668.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from mmlens.metrics import tme
-    >>> round(float(tme(torch.eye(3))), 6)
-    1.039721
-    """
-    if rows not in ("mean", "last", "all"):
-        raise MetricError(f"rows={rows!r}", expected="'mean', 'last' or 'all'", fix="rows='mean'")
-    if kernel not in ("shift", "relu"):
-        raise MetricError(f"kernel={kernel!r}", expected="'shift' or 'relu'", fix="kernel='shift'")
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not alpha > 0:
-        raise MetricError(f"alpha={alpha!r}", expected="a number above 0", fix="alpha=1.0")
-    x = _finite(x)
-    norm = x.norm(dim=-1, keepdim=True)
-    z = x / torch.where(norm > 0, norm, 1.0)
-    asked = z[..., -1:, :] if rows == "last" else z
-    w = asked @ z.mT
-    w = w.add_(1).mul_(0.5).clamp_(0, 1) if kernel == "shift" else w.clamp_(min=0)
-    if alpha != 1:
-        w = w.pow_(alpha)
-    total = w.sum(-1)
-    # -sum P log P = log(total) - sum w log w / total, without forming P
-    entropy = total.log() - torch.special.xlogy(w, w).sum(-1) / total
-    if kernel == "relu":  # a row of zeros is uniform
-        entropy = torch.where(total > 0, entropy, torch.log(torch.tensor(float(x.shape[-2]))))
-    entropy = entropy.clamp(min=0)
-    if normalize:
-        entropy = entropy / max(torch.log(torch.tensor(float(x.shape[-2]))).item(), torch.finfo(torch.float64).tiny)
-    return entropy if rows == "all" else entropy.mean(-1)
-
-
-def tme_reference(x: State, *, alpha: float = 1.0) -> Float[Tensor, "*batch"]:
-    """`tme` as defined, with rows="mean": the whole graph, its rows normalised."""
-    x = _finite(x)
-    norm = x.norm(dim=-1, keepdim=True)
-    z = torch.where(norm > 0, x / norm, 0.0)
-    w = ((z @ z.mT + 1) / 2).clamp(0, 1) ** alpha
-    p = w / w.sum(-1, keepdim=True)
-    return -torch.special.xlogy(p, p).sum(-1).mean(-1)
-
-
-def mixig(
-    before: State,
-    after: State,
-    *,
-    alpha: float = 1.0,
-    rows: TmeRows = "mean",
-    normalize: bool = False,
-    kernel: str = "shift",
-) -> Tensor:
-    """Mixing information gain of an update: TME(X') - TME(X). Positive where tokens become more alike.
-
-    Options as for `tme`. Sums along a chain of updates; drifts with the number of tokens, so compare at equal S.
-
-    Source: arXiv 2605.05668.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from mmlens.metrics import mixig
-    >>> round(float(mixig(torch.ones(2, 2), torch.eye(2))), 6)
-    -0.056633
-    """
-    _check_pair(before, after)
-    options = dict(alpha=alpha, rows=rows, normalize=normalize, kernel=kernel)
-    return tme(after, **options) - tme(before, **options)  # type: ignore[arg-type]
-
-
-def key_region_ratio(
-    graph: Float[Tensor, "*batch row key"],
-    key: Bool[Tensor, "*batch key"],
-    visual: Bool[Tensor, "*batch key"],
-    rows: Bool[Tensor, "*batch row"] | None = None,
-) -> Float[Tensor, "*batch"]:
-    """Share of the picture's in-degree that the key region has, in a mixing graph or an attention pattern.
-
-    KRDR = sum_{j in K} deg(j) / sum_{j in V} deg(j),  deg(j) = sum over query rows of P_tj
-
-    Returns
-    -------
-    |K| / |V| under a uniform graph; NaN where K is empty or the picture has no degree. Masses are pooled, then
-    divided.
-
-    Source: our reading of the ratio reported in arXiv 2605.05668, whose formula is not given.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from mmlens.metrics import key_region_ratio
-    >>> graph = torch.tensor([[1.0, 3.0, 2.0, 2.0]])
-    >>> key = torch.tensor([False, True, False, False])
-    >>> float(key_region_ratio(graph, key, torch.ones(4, dtype=torch.bool)))
-    0.375
-    """
-    graph = graph.double()
-    degree = graph.sum(-2) if rows is None else torch.einsum("...tj,...t->...j", graph, rows.double())
-    whole = (degree * visual).sum(-1)
-    found = (degree * (key & visual)).sum(-1) / whole
-    sound = (key & visual).any(-1) & (whole > 0)
-    return torch.where(sound, found, torch.nan)
-
-
 # ---------------------------------------------------------------------- subspaces, for comparison
 def principal_angles(before: State, after: State, *, rtol: Rtol = None, side: str = "feature") -> Float[Tensor, " k"]:
     """Angles (radians, ascending) between the supports of two states, as many as the smaller rank.
@@ -424,12 +292,12 @@ def principal_angles(before: State, after: State, *, rtol: Rtol = None, side: st
     """
     if side not in ("feature", "token"):
         raise MetricError(f"side={side!r}", expected="'feature' or 'token'", fix="side='feature'")
-    _check_pair(before, after)
+    check_pair(before, after)
     if before.ndim != 2:
         raise MetricError(f"{before.ndim} axes", expected="two states (token, feature)", fix="loop over leading axes")
     bases = []
     for state in (before, after):
-        u, s, vh = torch.linalg.svd(_finite(state), full_matrices=False)
+        u, s, vh = torch.linalg.svd(finite(state), full_matrices=False)
         kept = s > cut_of(state, rtol) * s[:1]
         bases.append(vh[kept].mT if side == "feature" else u[:, kept])
     cosines = torch.linalg.svdvals(bases[0].mT @ bases[1]).clamp(0, 1)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mmlens.errors import DataError
+from mmlens.tasks.base import shuffled
 
 Row = dict[str, Any]
 
@@ -108,8 +109,13 @@ class Rows(ABC):
         return iter(self)
 
     def shuffled(self, seed: int) -> Iterator[tuple[Any, Row | Fault]]:
-        """Streamed rows in an order of the seed."""
-        raise NotImplementedError
+        """Rows in an order of the seed."""
+        positions = [position for position, _ in self.outline()]
+        for i in shuffled(len(positions), seed):
+            try:
+                yield positions[i], self.get(positions[i])
+            except Fault as fault:
+                yield positions[i], fault
 
 
 class Records(Rows):

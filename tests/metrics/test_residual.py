@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from mmlens.errors import MetricError
 from mmlens.metrics import erank, grassmann, key_region_ratio, mixig, rid, rid_parts, tme
-from mmlens.metrics.residual import Spectrum, cut_of, principal_angles, rid_reference, tme_reference
+from mmlens.metrics.mixing import tme_reference
+from mmlens.metrics.residual import Spectrum, cut_of, principal_angles, rid_reference
 
 T = torch.tensor
 
