@@ -5,6 +5,8 @@ Everything is computed in float64.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
