@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import torch
 from jaxtyping import Float
 from numpy import ndarray
 from torch import Tensor
@@ -16,6 +17,7 @@ from torch import Tensor
 from mmlens.errors import OptionError, RunFolderError
 from mmlens.metrics.mixing import tme
 from mmlens.metrics.residual import Rtol, Spectrum, cut_of
+from mmlens.metrics.statistics import mean_interval
 from mmlens.model.hooked import HookedVLM
 from mmlens.scan import batches, track, versions
 from mmlens.scores import N_RESAMPLES, write_whole
@@ -66,30 +68,23 @@ class LayerProfile:
 
     def values(self, metric: str) -> Float[ndarray, "module layer"]:
         """Mean over the valid examples."""
-        found = self._of(metric)
-        valid = found[~np.isnan(found).all((1, 2))]
-        return valid.mean(0) if len(valid) else np.full(found.shape[1:], np.nan)
+        valid = self._valid(metric)
+        return valid.mean(0) if len(valid) else np.full(valid.shape[1:], np.nan)
 
     def interval(self, metric: str) -> tuple[Float[ndarray, "module layer"], Float[ndarray, "module layer"]]:
         """95 % bootstrap interval over examples."""
-        found = self._of(metric)
-        valid = found[~np.isnan(found).all((1, 2))]
-        if not len(valid):
-            blank = np.full(found.shape[1:], np.nan)
-            return blank, blank
-        rng = np.random.default_rng([int(self.provenance.get("seed", 0)), 7])
-        weights = rng.multinomial(len(valid), np.full(len(valid), 1 / len(valid)), N_RESAMPLES) / len(valid)
-        low, high = np.percentile(np.tensordot(weights, valid, 1), [2.5, 97.5], axis=0)
-        return low, high
+        seed = [int(self.provenance.get("seed", 0)), 7]
+        return mean_interval(self._valid(metric), seed=seed, n_resamples=N_RESAMPLES)
 
-    def _of(self, metric: str) -> ndarray:
+    def _valid(self, metric: str) -> ndarray:
         if metric not in self.samples:
             raise OptionError(
                 f"metric {metric!r} of this profile",
                 expected=f"one of {', '.join(self.samples)}",
                 fix="ask for it when the profile is made",
             )
-        return self.samples[metric]
+        found = self.samples[metric]
+        return found[~np.isnan(found).all((1, 2))]
 
     def to_pandas(self) -> pd.DataFrame:
         """One row for each metric, module and layer: mean and interval."""
@@ -199,7 +194,7 @@ def layer_profile(
     for name, chosen, known in (("metrics", metrics, PROFILE_METRICS), ("modules", modules, MODULES)):
         if isinstance(chosen, str) or not chosen or len(set(chosen)) < len(chosen) or not set(chosen) <= set(known):
             raise OptionError(
-                f"{name}={chosen!r}", expected=f"different ones of {', '.join(known)}", fix=f"{known[:1]}"
+                f"{name}={chosen!r}", expected=f"different ones of {', '.join(known)}", fix=f"{name}={list(known[:2])}"
             )
     if reference not in ("module", "block_input"):
         raise OptionError(f"reference={reference!r}", expected="'module' or 'block_input'", fix="leave it out")
@@ -238,6 +233,7 @@ def layer_profile(
             if not mine:
                 reasons[str(example)] = "the token group is empty"
                 continue
+            chain = None
             for layer in range(vlm.n_layers):
                 states = [cache[name, layer][i, : len(mine)] for name in ("resid_pre", "resid_mid", "resid_post")]
                 bad = next((k for k, s in enumerate(states) if not bool(s.isfinite().all())), None)
@@ -247,7 +243,7 @@ def layer_profile(
                     for metric in metrics:
                         samples[metric][example] = np.nan
                     break
-                chain = _Chain(states, norm=norm, alpha=alpha, rows=rows, rtol=rtol, metrics=metrics)
+                chain = _Chain(states, chain, norm=norm, alpha=alpha, rows=rows, rtol=rtol, metrics=metrics)
                 ranks[example, layer] = chain.rank
                 for m, module in enumerate(modules):
                     for metric, value in chain.numbers(module, reference).items():
@@ -256,20 +252,30 @@ def layer_profile(
 
 
 class _Chain:
-    """The three states of one layer, each decomposed once."""
+    """The three states of one layer, each decomposed once; the first is the layer's before, but for DeepStack."""
 
     def __init__(
-        self, states: Sequence[Tensor], *, norm: bool, alpha: float, rows: Any, rtol: Rtol, metrics: Sequence[str]
+        self,
+        states: Sequence[Tensor],
+        before: _Chain | None,
+        *,
+        norm: bool,
+        alpha: float,
+        rows: Any,
+        rtol: Rtol,
+        metrics: Sequence[str],
     ) -> None:
-        self.cut = cut_of(states[0], rtol)
-        doubled = [s.double() for s in states]
+        self.cut, self.metrics, self.last = cut_of(states[0], rtol), metrics, states[-1]
+        known = before if before is not None and torch.equal(before.last, states[0]) else None
+        new = [s.double() for s in (states if known is None else states[1:])]
         if norm:
-            doubled = [s / s.square().mean(-1, keepdim=True).sqrt().clamp(min=1e-12) for s in doubled]
-        self.metrics = metrics
+            new = [s / s.square().mean(-1, keepdim=True).sqrt().clamp(min=1e-12) for s in new]
         spectral = bool({"rid", "complexity", "support", "erank"} & set(metrics))
-        self.spectra = [Spectrum.of(s) for s in doubled] if spectral else []
+        spectra = [Spectrum.of(s) for s in new] if spectral else []
         mixing = bool({"tme", "mixig"} & set(metrics))
-        self.tme = [float(tme(s, alpha=alpha, rows=rows)) for s in doubled] if mixing else []
+        mixed = [float(tme(s, alpha=alpha, rows=rows)) for s in new] if mixing else []
+        self.spectra: list[Spectrum] = spectra if known is None else [*known.spectra[-1:], *spectra]
+        self.tme: list[float] = mixed if known is None else [*known.tme[-1:], *mixed]
 
     @property
     def rank(self) -> int:

@@ -219,15 +219,10 @@ class HeadScores:
     @property
     def interval(self) -> tuple[Float[ndarray, "layer head"], Float[ndarray, "layer head"]]:
         """95 % bootstrap interval over examples (percentiles of 1,000 resamples, seeded by the scan's own seed)."""
+        from mmlens.metrics.statistics import mean_interval  # brings torch, which reading scores does not need
+
         valid = self.samples[~np.isnan(self.samples).all((1, 2))]
-        if not len(valid):
-            blank = np.full(self.samples.shape[1:], np.nan)
-            return blank, blank
-        rng = np.random.default_rng([int(self.provenance.get("seed", 0)), 7])
-        weights = rng.multinomial(len(valid), np.full(len(valid), 1 / len(valid)), N_RESAMPLES) / len(valid)
-        means = np.tensordot(weights, valid.astype(np.float64), 1)
-        low, high = np.percentile(means, [2.5, 97.5], axis=0)
-        return low, high
+        return mean_interval(valid, seed=[int(self.provenance.get("seed", 0)), 7], n_resamples=N_RESAMPLES)
 
     def _ranked(self, *, best: bool) -> list[Head]:
         values = self.values

@@ -7,6 +7,7 @@ definitions word by word, the others are fast forms tested against them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple, Union
 
 import torch
@@ -234,6 +235,12 @@ class Spectrum:
         """Of the state."""
         return _erank(self.values)
 
+    @cached_property
+    def factor(self) -> Tensor | None:
+        """Cholesky factor of the Gram matrix; None where it has none."""
+        factor, info = torch.linalg.cholesky_ex(self.gram)
+        return None if bool((info != 0).any()) else factor
+
     def to(self, after: Spectrum, cut: float) -> RidParts:
         """RID of the update from this state to another."""
         x, y = self.x, after.x
@@ -245,8 +252,8 @@ class Spectrum:
         whole = min(x.shape[-2:])
         # Where the short side is fully supported its projection is the identity and its residual exactly 0.
         safe = bool((rank == whole).all()) and bool((self.values[..., -1] > 1e-6 * self.values[..., 0]).all())
-        factor, info = torch.linalg.cholesky_ex(self.gram) if safe else (None, torch.ones(()))
-        if factor is None or bool((info != 0).any()):
+        factor = self.factor if safe else None
+        if factor is None:
             return _by_svd(self, after, cut)
         residual = self._outside(y, factor)
         if bool((self.values[..., -1] < 1e-2 * self.values[..., 0]).any()):

@@ -23,6 +23,19 @@ def _valid(samples: ndarray) -> ndarray:
     return samples[~np.isnan(samples).reshape(len(samples), -1).any(1)]
 
 
+def mean_interval(
+    valid: ndarray, *, seed: int | list[int], n_resamples: int = 1000, percent: tuple[float, float] = (2.5, 97.5)
+) -> tuple[ndarray, ndarray]:
+    """Percentiles of the mean over resampled examples; NaN without any example."""
+    n = len(valid)
+    if not n:
+        blank = np.full(valid.shape[1:], np.nan)
+        return blank, blank
+    weights = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), n_resamples) / n
+    low, high = np.percentile(np.tensordot(weights, valid.astype(np.float64), 1), percent, axis=0)
+    return np.asarray(low), np.asarray(high)
+
+
 def bootstrap(
     samples: ndarray, *, level: float = 0.95, n_resamples: int = 1000, seed: int = 0
 ) -> tuple[ndarray, ndarray]:
@@ -38,15 +51,8 @@ def bootstrap(
     """
     if not 0 < level < 1 or n_resamples < 1:
         raise MetricError(f"level={level}, n_resamples={n_resamples}", expected="0 < level < 1, 1 or more", fix="0.95")
-    valid = _valid(samples)
-    if not len(valid):
-        blank = np.full(np.asarray(samples).shape[1:], np.nan)
-        return blank, blank
-    n = len(valid)
-    weights = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), n_resamples) / n
-    edges = [50 * (1 - level), 50 * (1 + level)]
-    low, high = np.percentile(np.tensordot(weights, valid, 1), edges, axis=0)
-    return np.asarray(low), np.asarray(high)
+    percent = 50 * (1 - level), 50 * (1 + level)
+    return mean_interval(_valid(samples), seed=seed, n_resamples=n_resamples, percent=percent)
 
 
 @dataclass(frozen=True)

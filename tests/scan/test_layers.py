@@ -107,6 +107,17 @@ def test_broken_activations_are_named_and_counted(toy, scenes):
     assert np.isnan(profile.samples["rid"]).all() and np.isnan(profile.values("tme")).all()
 
 
+def test_each_state_is_decomposed_once(toy, scenes, monkeypatch):
+    """A layer's input is the last one's output, but for what DeepStack adds after the first two."""
+    from mmlens.metrics.residual import Spectrum
+
+    made = []
+    real = Spectrum.of
+    monkeypatch.setattr(Spectrum, "of", lambda state: made.append(1) or real(state))
+    toy.layer_profile(scenes, metrics=["rid"], tokens="image", n=1)
+    assert len(made) == 2 * toy.n_layers + 1 + 2
+
+
 def test_single_tokens_have_an_answer(toy, scenes):
     profile = toy.layer_profile(scenes, metrics=["rid", "erank", "tme"], tokens="last", n=2)
     assert np.allclose(profile.samples["erank"], 1) and np.allclose(profile.samples["tme"], 0)
