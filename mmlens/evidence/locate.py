@@ -59,10 +59,10 @@ def find(
     if isinstance(coverage, bool) or not isinstance(coverage, int | float) or not 0 <= coverage <= 1:
         raise OptionError(f"coverage={coverage!r}", expected="a fraction from 0 to 1", fix="coverage=0.5")
     if shown.kind == "image":
-        shapes = [_shape(region) for region in regions]
-        areas: dict[int, Area | None] = {-1: area_of(shapes, *shown.size)}
+        areas: dict[int, Area | None] = {-1: area_of(shapes_at(regions, None), *shown.size)}
     else:
-        areas = {f: _area_at(shown, regions, sampling, f) for f in range(shown.n_frames)}
+        there = {f: shapes_at(regions, f, sampling) for f in range(shown.n_frames)}
+        areas = {f: area_of(shapes, *shown.size) if shapes else None for f, shapes in there.items()}
     shares: dict[int, float] = {}
     by_view: dict[str, dict[int, float]] = {}
     for view in shown.chosen(views):
@@ -79,24 +79,25 @@ def find(
     return Found(dict(sorted(shares.items())) if len(by_view) > 1 else shares, by_view, reason)
 
 
-def _shape(region: Region) -> Shape:
-    if isinstance(region, Tube):
-        raise RegionError(
-            "a tube on a picture", expected="a video", fix="take one of its boxes: tube.at(frame=12, second=0.4)"
-        )
-    return WHOLE if isinstance(region, Page) else region.region if isinstance(region, PageRegion) else region
-
-
-def _area_at(shown: PictureViews, regions: Sequence[Region], sampling: Sampling | None, frame: int) -> Area | None:
-    sampling = sampling or Sampling(tuple(range(shown.n_frames)), tuple(i / 2 for i in range(shown.n_frames)))
+def shapes_at(regions: Sequence[Region], frame: int | None, sampling: Sampling | None = None) -> list[Shape]:
+    """What of some regions is on a picture (`frame` None), or in one of the frames that the model is shown."""
     shapes: list[Shape] = []
     for region in regions:
-        if isinstance(region, Tube):
-            here = region.at(frame=sampling.indices[frame], second=sampling.times[frame])
-            shapes += [] if here is None else [here]
+        if isinstance(region, Page):
+            shapes.append(WHOLE)
+        elif isinstance(region, PageRegion):
+            shapes.append(region.region)
+        elif not isinstance(region, Tube):
+            shapes.append(region)
+        elif frame is None:
+            raise RegionError(
+                "a tube on a picture", expected="a video", fix="take one of its boxes: tube.at(frame=12, second=0.4)"
+            )
         else:
-            shapes.append(_shape(region))
-    return area_of(shapes, *shown.size) if shapes else None
+            at = (frame, frame / 2) if sampling is None else (sampling.indices[frame], sampling.times[frame])
+            here = region.at(frame=at[0], second=at[1])
+            shapes += [] if here is None else [here]
+    return shapes
 
 
 def _reason(

@@ -11,8 +11,8 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from mmlens.errors import OptionError
-from mmlens.evidence.locate import find
-from mmlens.evidence.regions import Box, Mask, Page, PageRegion, Polygon, Tube, as_regions
+from mmlens.evidence.locate import find, shapes_at
+from mmlens.evidence.regions import Box, Polygon, Shape, as_regions
 from mmlens.evidence.views import PictureViews, View, edges, mixing
 from mmlens.model.prompt import Prompt
 from mmlens.viz.html import document, escape, write
@@ -174,21 +174,15 @@ def panels_of(
     panels = []
     for view in looks:
         mine = found.by_view.get(view.name, {})
-        frame = _telling(view.frames, regions, sampling)
+        # of frames that share their tokens, the first that holds some of the region
+        first = view.frames[0] if view.frames else None
+        frame = next((f for f in view.frames if shapes_at(regions, f, sampling)), first)
         cells = tuple((*view.source_box(o), share, names[o]) for o, share in mine.items())
         title = f"{view.name}: {view.rows} x {view.cols} tokens, {len(mine)} under the region"
         lines = _lines(view)
-        panels.append(Panel(title, frames[frame], cells, lines, _outlines(regions, shown, sampling, frame)))
+        outlines = _outlines(shapes_at(regions, frame, sampling), *shown.size)
+        panels.append(Panel(title, frames[frame or 0], cells, lines, outlines))
     return tuple(panels)
-
-
-def _telling(frames: Sequence[int], regions: Sequence[Any], sampling: Any) -> int:
-    """Of frames that share their tokens, the first that holds some of the region."""
-    for frame in frames:
-        at = (frame, frame / 2) if sampling is None else (sampling.indices[frame], sampling.times[frame])
-        if any(not isinstance(r, Tube) or r.at(frame=at[0], second=at[1]) is not None for r in regions):
-            return frame
-    return frames[0] if frames else 0
 
 
 def _note(positions: Sequence[int]) -> str:
@@ -204,22 +198,15 @@ def _lines(view: View) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return across, down
 
 
-def _outlines(regions: Sequence[Any], shown: PictureViews, sampling: Any, frame: int) -> tuple[Any, ...]:
-    width, height = shown.size
+def _outlines(shapes: Sequence[Shape], width: int, height: int) -> tuple[Any, ...]:
     found: list[tuple[tuple[float, float], ...]] = []
-    for region in regions:
-        shape = region.region if isinstance(region, PageRegion) else region
-        if isinstance(shape, Tube):
-            at = (frame, frame / 2) if sampling is None else (sampling.indices[frame], sampling.times[frame])
-            shape = shape.at(frame=at[0], second=at[1])
-        if isinstance(shape, Page):
-            shape = Box(0, 0, width, height)
+    for shape in shapes:
         if isinstance(shape, Box):
             x0, y0, x1, y1 = shape.clip(width, height).corners
             found.append(((x0, y0), (x1, y0), (x1, y1), (x0, y1)))
         elif isinstance(shape, Polygon):
             found += shape.in_pixels(width, height).rings
-        elif isinstance(shape, Mask):
+        else:
             rows, cols = np.nonzero(shape.pixels)
             sy, sx = height / shape.pixels.shape[0], width / shape.pixels.shape[1]
             x0, x1, y0, y1 = cols.min() * sx, (cols.max() + 1) * sx, rows.min() * sy, (rows.max() + 1) * sy
