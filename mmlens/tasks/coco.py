@@ -64,6 +64,22 @@ class BoxTask(DataTask):
             **more,
         )
 
+    def annotated(
+        self, words: str, annotation: Row, instances: Instances, folder: Folder, image_id: Any, *, id: str, meta: Row
+    ) -> Example:
+        """The example that asks where an annotated thing of an instances file is; others of its picture distract."""
+        size = instances.size(image_id)
+        return self.located(
+            words,
+            Box.from_xywh(*annotation["bbox"]),
+            outline_of(annotation),
+            size,
+            id=id,
+            images=(folder.find(instances.images[image_id]["file_name"], *PLACES),),
+            distractors=instances.others(annotation),
+            meta={"picture_size": size, "category": instances.categories[annotation["category_id"]], **meta},
+        )
+
     def score(self, said: str, example: Example) -> float:
         box = box_from_text(said)
         return float(box is not None and iou(box, example.meta["box"]) >= 0.5)
@@ -173,15 +189,6 @@ class CocoInstances(BoxTask):
 
     def read(self, row: Row) -> Example:
         annotation = row["annotation"]
-        size = self.instances.size(row["image_id"])
-        category = self.instances.categories[annotation["category_id"]]
-        return self.located(
-            f"the {category}",
-            Box.from_xywh(*annotation["bbox"]),
-            outline_of(annotation),
-            size,
-            id=self.record_id(row),
-            images=(self.folder.find(self.instances.images[row["image_id"]]["file_name"], *PLACES),),
-            distractors=self.instances.others(annotation),
-            meta={"picture_size": size, "category": category},
-        )
+        words = f"the {self.instances.categories[annotation['category_id']]}"
+        picture = self.instances, self.folder, row["image_id"]
+        return self.annotated(words, annotation, *picture, id=self.record_id(row), meta={})

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, ClassVar
 
 from mmlens.evidence.regions import Box, Page, PageRegion, Region
 from mmlens.tasks.base import Example
-from mmlens.tasks.data import DataTask, encoded
-from mmlens.tasks.reading import page_limit, shown_pages
+from mmlens.tasks.data import encoded
+from mmlens.tasks.reading import PagedTask, shown_pages
 from mmlens.tasks.rows import Each, Fault, Folder, JsonLines, Parquet, Row, Rows
 from mmlens.tasks.scoring import anls, exact
 
 SLACK = 0.02  # of a page's side: a box that leaves the page by more is wrong, not inexact
 
 
-class MMDocIR(DataTask):
+class MMDocIR(PagedTask):
     """Questions about documents given as page pictures; the evidence is boxes on pages, or pages where there are none.
 
     The set is made for retrieval and has no score for answers; here they are scored by ANLS.
@@ -30,13 +29,6 @@ class MMDocIR(DataTask):
     layout = "MMDocIR_annotations.jsonl and MMDocIR_pages.parquet, in the folder or in dataset/"
     subsets: ClassVar[tuple[str, ...]] = ("all",)
     max_new_tokens = 64
-
-    def __init__(
-        self, path: str | Path, *, max_pages: int | None = None, subset: str | None = None, batch: int = 1
-    ) -> None:
-        self.max_pages = page_limit(max_pages)
-        self.options = {"max_pages": max_pages}
-        super().__init__(path, subset=subset, batch=batch)
 
     def open(self) -> Rows:
         folder: Folder = self._folder()

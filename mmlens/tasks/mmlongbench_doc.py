@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 
 from mmlens.evidence.regions import Page
 from mmlens.tasks.base import Example
-from mmlens.tasks.data import DataTask
-from mmlens.tasks.reading import page_limit, shown_pages
+from mmlens.tasks.reading import PagedTask, shown_pages
 from mmlens.tasks.rows import Fault, Folder, JsonList, Parquet, Row, Rows
 from mmlens.tasks.scoring_documents import mmlongbench_doc_score
 
@@ -18,7 +17,7 @@ NONE = "Not answerable"
 PICTURES = (".jpg", ".jpeg", ".png", ".webp")
 
 
-class MMLongBenchDoc(DataTask):
+class MMLongBenchDoc(PagedTask):
     """Questions about documents given as page pictures; the evidence is whole pages.
 
     The documents are PDFs: turn each page into a picture first, `pages/<document>/<page number from 1>.jpg`, with a
@@ -37,13 +36,6 @@ class MMLongBenchDoc(DataTask):
     )
     subsets: ClassVar[tuple[str, ...]] = ("all",)
     max_new_tokens = 64
-
-    def __init__(
-        self, path: str | Path, *, max_pages: int | None = None, subset: str | None = None, batch: int = 1
-    ) -> None:
-        self.max_pages = page_limit(max_pages)
-        self.options = {"max_pages": max_pages}
-        super().__init__(path, subset=subset, batch=batch)
 
     def open(self) -> Rows:
         self.folder: Folder = self._folder()

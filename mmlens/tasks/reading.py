@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
 
@@ -63,10 +64,16 @@ def shown_pages(n: int, evidence: set[int], most: int | None) -> list[int]:
     return sorted([*evidence, *others[: most - len(evidence)]])
 
 
-def page_limit(max_pages: int | None) -> int | None:
-    """The option `max_pages`, if it is a count."""
-    if max_pages is not None and (not isinstance(max_pages, int) or isinstance(max_pages, bool) or max_pages < 1):
-        raise OptionError(
-            f"max_pages={max_pages!r}", expected="an int, at least 1, or None", fix="leave it out for all"
-        )
-    return max_pages
+class PagedTask(DataTask):
+    """Questions about documents given as page pictures, of which at most `max_pages` are shown; by default all."""
+
+    def __init__(
+        self, path: str | Path, *, max_pages: int | None = None, subset: str | None = None, batch: int = 1
+    ) -> None:
+        if max_pages is not None and (not isinstance(max_pages, int) or isinstance(max_pages, bool) or max_pages < 1):
+            raise OptionError(
+                f"max_pages={max_pages!r}", expected="an int, at least 1, or None", fix="leave it out for all"
+            )
+        self.max_pages = max_pages
+        self.options = {"max_pages": max_pages}
+        super().__init__(path, subset=subset, batch=batch)

@@ -124,23 +124,17 @@ class RefCocoG(BoxTask):
         if annotation is None:
             raise Fault(f"annotation {row['ann_id']} is not in the instances file")
         # the ref's own file_name has the annotation's id in it and names no file
-        size = self.instances.size(row["image_id"])
-        example = self.located(
-            row["sentences"][row["item"]]["sent"],
-            Box.from_xywh(*annotation["bbox"]),
-            outline_of(annotation),
-            size,
+        words = row["sentences"][row["item"]]["sent"]
+        example = self.annotated(
+            words,
+            annotation,
+            self.instances,
+            self.folder,
+            row["image_id"],
             id=self.record_id(row),
-            images=(self.folder.find(self.instances.images[row["image_id"]]["file_name"], *PLACES),),
-            distractors=self.instances.others(annotation),
-            meta={
-                "picture_size": size,
-                "category": self.instances.categories[annotation["category_id"]],
-                "split": f"UMD {self.subset}",
-                "annotation": annotation["id"],
-            },
+            meta={"split": f"UMD {self.subset}", "annotation": annotation["id"]},
         )
-        return example if self.ask == "box" else self._named(example, row["sentences"][row["item"]]["sent"])
+        return example if self.ask == "box" else self._named(example, words)
 
     def _named(self, example: Example, words: str) -> Example:
         assert self.instances is not None
