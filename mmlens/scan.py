@@ -9,6 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ class Batch:
     examples: tuple[Example, ...]
     prompt: Prompt
 
-    @property
+    @cached_property
     def n_bytes(self) -> int:
         """Of the encoded inputs."""
         return sum(v.nbytes for v in self.prompt.inputs.values() if isinstance(v, Tensor))
@@ -358,7 +359,7 @@ def _score_batch(
     rows = prompt.tokens(query).per_example
     columns = {
         "evidence": [roles.get("evidence", ()) for roles in prompt.roles],
-        "visual": [tuple(c for c in r.get("image", ()) if c not in r.get("newline", ())) for r in prompt.roles],
+        "visual": [tuple(sorted({*r.get("image", ())} - {*r.get("newline", ())})) for r in prompt.roles],
         "distractor": [roles.get("distractor", ()) for roles in prompt.roles],
     }
     reasons = {

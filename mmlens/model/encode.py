@@ -208,9 +208,9 @@ def encode(
     every = [[i for i, keep in enumerate(row) if keep] for row in inputs["attention_mask"].tolist()]
     columns = [row[: len(row) - n] for row, n in zip(every, forced)]
     for i, ids in enumerate(inputs["input_ids"].tolist()):
+        told = [ids[c] for c in columns[i]]
         # what the processor itself writes around frames (times) is not the user's to change
-        said = [(ids[c], span) for c, span in zip(columns[i], spans[i]) if not expanded[i].inserted(span)]
-        refuse_unknown(processor.tokenizer, expanded[i].text, *(zip(*said) if said else ((), ())))
+        refuse_unknown(processor.tokenizer, expanded[i].text, told, spans[i], ours=expanded[i].inserted)
     items = _items(examples, family, config, inputs, expanded, columns, spans)
     roles = basic_roles(inputs, items)
     for i, example in enumerate(examples):

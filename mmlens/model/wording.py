@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mmlens.errors import PromptError, UnknownWordError
@@ -62,12 +62,24 @@ def render(example: Example, processor: Any) -> tuple[str, dict[str, list[Span]]
     return text, spans
 
 
-def refuse_unknown(tokenizer: Any, text: str, ids: Sequence[int], spans: Sequence[Span]) -> None:
-    """Raise for words that the tokenizer has no token for; the message lists a small vocabulary whole."""
+def refuse_unknown(
+    tokenizer: Any,
+    text: str,
+    ids: Sequence[int],
+    spans: Sequence[Span],
+    *,
+    ours: Callable[[Span], bool] = lambda span: False,
+) -> None:
+    """Raise for words that the tokenizer has no token for; the message lists a small vocabulary whole.
+
+    Spans for which `ours` holds were written by the processor and do not count.
+    """
     unknown = tokenizer.unk_token_id
     if unknown is None or unknown not in ids:
         return
-    words = sorted({text[a:b] for i, (a, b) in zip(ids, spans) if i == unknown})
+    words = sorted({text[a:b] for i, (a, b) in zip(ids, spans) if i == unknown and not ours((a, b))})
+    if not words:
+        return
     special = set(tokenizer.all_special_tokens)
     vocabulary = sorted(w for w in tokenizer.get_vocab() if w not in special and w.strip())
     listed = " ".join(vocabulary) if len(vocabulary) <= 200 else f"{len(vocabulary)} words"
